@@ -1,0 +1,5 @@
+"""`python -m distplan` is the command `distplan`."""
+
+from distplan.planner.cli import main
+
+main()
