@@ -1,0 +1,89 @@
+"""A parallel strategy: the same field names on the command line, in YAML, JSON and Python.
+
+`Strategies` is the one form that formulas see: a float64 column per degree and an object column of
+names per structure field. A single `Strategy` is a batch of one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+DEGREES = ("dp_replicate", "dp_shard", "tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch")
+STRUCTURE: Mapping[str, tuple[str, ...]] = {
+    "cp_kind": ("none", "ring", "all_gather", "ulysses"),
+    "sp": ("false", "true"),
+    "zero": ("0", "1", "2", "3"),
+    "schedule": ("f_then_b", "1f1b", "interleaved"),
+    "recompute": ("none", "selective", "full"),
+}
+"""Legal values of the structure fields; a column holds the index into its tuple (int8)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+    pp: int = 1
+    vpp: int = 1
+    cp: int = 1
+    cp_kind: str = "none"
+    ep: int = 1
+    etp: int = 1
+    sp: bool = False
+    zero: int = 1
+    micro_batch: int = 1
+    schedule: str = "1f1b"
+    recompute: str = "none"
+
+    @property
+    def dp(self) -> int:
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def gpus(self) -> int:
+        return self.dp * self.tp * self.pp * self.cp
+
+
+@dataclass(frozen=True, slots=True)
+class Strategies:
+    """Columns of equal length: float64 for every degree, int8 codes for every structure field."""
+
+    columns: Mapping[str, NDArray[np.generic]]
+
+    @staticmethod
+    def of(strategies: Iterable[Strategy]) -> Strategies:
+        rows = list(strategies)
+        columns: dict[str, NDArray[np.generic]] = {
+            name: np.array([float(getattr(row, name)) for row in rows], dtype=np.float64) for name in DEGREES
+        }
+        for name, values in STRUCTURE.items():
+            codes = [values.index(str(getattr(row, name)).lower()) for row in rows]
+            columns[name] = np.array(codes, dtype=np.int8)
+        return Strategies(columns)
+
+    def __len__(self) -> int:
+        return len(self.columns["tp"])
+
+    def __getitem__(self, index: int) -> Strategy:
+        values = {}
+        for f in fields(Strategy):
+            value = self.columns[f.name][index]
+            if f.name in DEGREES:
+                values[f.name] = int(value)
+            else:
+                name = STRUCTURE[f.name][int(value)]
+                values[f.name] = {"sp": name == "true", "zero": int(name) if name.isdigit() else 0}.get(f.name, name)
+        return Strategy(**values)
+
+    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_] | slice) -> Strategies:
+        return Strategies({name: column[rows] for name, column in self.columns.items()})
+
+    def degree(self, name: str) -> Floats:
+        return self.columns[name].astype(np.float64, copy=False)
