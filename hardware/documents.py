@@ -247,6 +247,9 @@ def write_atomically(path: str | os.PathLike[str], text: str) -> None:
     try:
         if target.is_dir():
             raise DistplanError(f"{os.fspath(path)}: is a folder, expected a file to write")
+        if target.exists() and not target.is_file():
+            # renaming over a device would replace the device itself
+            raise DistplanError(f"{os.fspath(path)}: is not a regular file, so it is not replaced")
         handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
