@@ -192,7 +192,7 @@ def no_other_keys(doc: Document, known: Iterable[str]) -> None:
             raise doc.error(f"unknown key{did_you_mean(key, names)}", key)
 
 
-def _read(doc: Document, key: str, kind: Callable[[Any], Any], raw: Any) -> Any:
+def _read(doc: Document, key: str, kind: Any, raw: Any) -> Any:
     if kind is Document:
         if isinstance(raw, dict):
             return doc.section(key)

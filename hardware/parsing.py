@@ -37,7 +37,7 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?")
-_CONSTANTS = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
+_CONSTANTS: dict[str, bool | None] = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
 _CONSTANTS |= {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 
 
@@ -72,7 +72,7 @@ def _nodes(text: str) -> _Node | None:
     anchors: dict[str, _Node] = {}
     aliases = 0
     for event in yaml.parse(text, Loader=_LOADER):
-        line = event.start_mark.line + 1
+        line = event.start_mark.line + 1 if event.start_mark else 1
         if isinstance(event, yaml.DocumentStartEvent) and root is not None:
             raise ParseProblem("holds a second document (---); one is expected", line)
         if isinstance(event, yaml.CollectionStartEvent):
@@ -104,10 +104,10 @@ def _collection(event: yaml.CollectionStartEvent, line: int) -> _Node:
     return _Node(line, {} if isinstance(event, yaml.MappingStartEvent) else [], event.anchor)
 
 
-def _aliased(anchor: str, anchors: dict[str, _Node], aliases: int, line: int) -> _Node:
+def _aliased(anchor: str | None, anchors: dict[str, _Node], aliases: int, line: int) -> _Node:
     if aliases > MAX_ALIASES:
         raise ParseProblem(f"holds more than {MAX_ALIASES} aliases", line)
-    if anchor not in anchors:
+    if anchor is None or anchor not in anchors:
         raise ParseProblem(f"the alias *{anchor} has no finished anchor before it", line)
     return anchors[anchor]
 
