@@ -1,0 +1,194 @@
+"""The command `distplan`: its commands, its exit codes, and what a person sees when something is wrong.
+
+Start-up imports neither numpy nor the rooms' modules that need it: every command imports its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from distplan.hardware.errors import DistplanError
+from distplan.planner.cli_options import ESTIMATE, SEARCH, SHOW, canonical, takes
+from distplan.planner.terminal import clean, say
+
+OK, FAULT, USAGE, NOTHING, BROKEN, INTERRUPTED = 0, 1, 2, 3, 4, 130
+EXIT_CODES = {
+    OK: "a result",
+    FAULT: "a fault of distplan's own; please report it",
+    USAGE: "bad usage, or a file that cannot be read or written",
+    NOTHING: "nothing fits, or no strategy is legal",
+    BROKEN: "a budget is broken (reserved for checks)",
+    INTERRUPTED: "interrupted",
+}
+_EPILOG = "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + "."
+
+_SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": canonical}
+app = typer.Typer(
+    name="distplan",
+    help="Plan the parallel training of large models: which strategy is fastest, does it fit, and why.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings=_SETTINGS,
+)
+hardware_app = typer.Typer(help="The systems and accelerators that are shipped.", no_args_is_help=True)
+models_app = typer.Typer(help="The models that are shipped, and what a model file says.", no_args_is_help=True)
+app.add_typer(hardware_app, name="hardware")
+app.add_typer(models_app, name="models")
+
+ModelFile = Annotated[str, typer.Argument(help="model.yaml, config.json (file or folder), or a shipped model's name.")]
+EstimateFile = Annotated[
+    str, typer.Argument(help="As for search; or a strategy.yaml, which needs no other option.", metavar="MODEL|PLAN")
+]
+Identifier = Annotated[str, typer.Argument(help="An id from the list, an alias of it, or a file of your own.")]
+Graph = Annotated[bool, typer.Option("--graph", help="Also list the operators of every kind of layer.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from distplan.planner.cli_show import version_text
+
+        say_data(version_text())
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Versions, of data too.")]
+
+
+@app.callback()
+def _root(version: Version = False) -> None:
+    pass
+
+
+@app.command(epilog=_EPILOG, no_args_is_help=True)
+@takes(SEARCH)
+def search(model: ModelFile, **options: Any) -> int:
+    """Find the fastest strategy that fits, and write it to strategy.yaml."""
+    from distplan.planner.cli_run import run_search
+
+    return run_search(model, options)
+
+
+@app.command(epilog=_EPILOG, no_args_is_help=True)
+@takes(ESTIMATE)
+def estimate(model: EstimateFile, **options: Any) -> int:
+    """Price one strategy: --tp 8 --pp 4 …, or a strategy.yaml. What is not given is 1, off or none.
+
+    Defaults: sp where tp > 1, zero 1, vpp 1, micro_batch 1, recompute none, schedule 1f1b.
+    """
+    from distplan.planner.cli_run import run_estimate
+
+    return run_estimate(model, options)
+
+
+@hardware_app.command("list", epilog=_EPILOG)
+@takes(SHOW)
+def hardware_list(**options: Any) -> int:
+    """List systems and accelerators."""
+    from distplan.planner.cli_show import list_hardware
+
+    return list_hardware(options)
+
+
+@hardware_app.command("show", epilog=_EPILOG)
+@takes(SHOW)
+def hardware_show(name: Identifier, **options: Any) -> int:
+    """Every number of a system or an accelerator, with its source and whether it was measured."""
+    from distplan.planner.cli_show import show_hardware
+
+    return show_hardware(name, options)
+
+
+@models_app.command("list", epilog=_EPILOG)
+@takes(SHOW)
+def models_list(**options: Any) -> int:
+    """List the shipped models."""
+    from distplan.planner.cli_show import list_models
+
+    return list_models(options)
+
+
+@models_app.command("show", epilog=_EPILOG)
+@takes(SHOW)
+def models_show(model: ModelFile, graph: Graph = False, **options: Any) -> int:
+    """Parameters, layers and sizes of a model."""
+    from distplan.planner.cli_show import show_model
+
+    return show_model(model, options, graph=graph)
+
+
+def say_data(text: str) -> None:
+    from distplan.planner.terminal import write_data
+
+    write_data(text)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """The exit code of one invocation; nothing but a code and text on stderr leaves it."""
+    try:
+        code = app(args=None if arguments is None else list(arguments), prog_name="distplan", standalone_mode=False)
+        sys.stdout.flush()
+        return int(code or OK)
+    except DistplanError as error:
+        return _complain(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        say("distplan: interrupted")
+        return INTERRUPTED
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            return _reader_left()
+        return _unwritable(error)
+    except Exception as error:
+        if hasattr(error, "format_message"):
+            return _misused(error)
+        return _fault(error, sys.argv if arguments is None else arguments)
+
+
+def _complain(text: str) -> int:
+    say(f"distplan: {clean(text)}")
+    return USAGE
+
+
+def _misused(error: Any) -> int:
+    """A usage error of typer's, whatever module it lives in; an empty one came with the help text."""
+    text = error.format_message()
+    if not text.strip() or type(error).__name__ == "NoArgsIsHelpError":
+        say(text)
+        return USAGE
+    command = error.ctx.command_path if getattr(error, "ctx", None) else "distplan"
+    say(f"{command}: {clean(text)} Try '{command} --help'.")
+    return USAGE
+
+
+def _reader_left() -> int:
+    """Whoever read our output has enough (`| head`); nothing more can be said, not even at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return OK
+
+
+def _unwritable(error: OSError) -> int:
+    place = error.filename or "standard output"
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return _complain(f"{place}: {error.strerror or error}")
+
+
+def _fault(error: Exception, arguments: Sequence[str]) -> int:
+    wanted = "-v" in arguments or "--verbose" in arguments or os.environ.get("DISTPLAN_DEBUG")
+    if wanted:
+        import traceback
+
+        traceback.print_exc()
+    how = "" if wanted else " (run it again with -v for the traceback)"
+    say(f"distplan: a fault of ours: {clean(type(error).__name__)}: {clean(error)}; please report it{how}")
+    return FAULT
+
+
+def main() -> NoReturn:
+    sys.exit(run())

@@ -1,0 +1,52 @@
+"""The report where no strategy is: what binds, and what would be needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.text import Text
+
+from distplan.planner.terminal import clean
+from distplan.planner.wording import gib, percent, strategy_label, words
+
+Plain = dict[str, Any]
+
+
+def nothing(shown: Plain) -> Iterator[Text]:
+    """The one reason, as sentences."""
+    for number, sentence in enumerate(sentences(shown)):
+        yield Text(f"{'' if number == 0 else '  '}{clean(sentence)}", style="bold red" if number == 0 else "")
+
+
+def sentences(shown: Plain) -> Iterator[str]:
+    why = shown["why_nothing"]
+    if why is None:
+        yield "Interrupted before anything was costed."
+    elif why["reason"] == "nothing_legal":
+        yield from _nothing_legal(why)
+    else:
+        yield from _nothing_fits(why, shown)
+
+
+def _nothing_legal(why: Plain) -> Iterator[str]:
+    yield f"No strategy is legal on {why['gpus']:,} GPUs."
+    near = [f"{why[side]:,}" for side in ("below", "above") if why[side] is not None]
+    yield f"Nearest counts with a legal strategy: {' and '.join(near)}." if near else "No count near it has one."
+
+
+def _nothing_fits(why: Plain, shown: Plain) -> Iterator[str]:
+    nearest = why["nearest"]
+    gpus = " or ".join(f"{n:,}" for n in shown["gpus"][:8])
+    yield f"Nothing fits on {gpus} GPUs."
+    yield f"Nearest to fitting: {strategy_label(nearest['strategy'])}"
+    total, usable = gib(nearest["device_bytes"]), gib(nearest["usable_bytes"])
+    yield f"stage {why['stage']} lacks {gib(why['bytes_over'])} at {why['phase']}: {total} of {usable} usable"
+    parts = sorted(nearest["memory"].items(), key=lambda item: (-item[1], item[0]))[:3]
+    whole = nearest["device_bytes"]
+    yield "largest parts: " + ", ".join(f"{words(name)} {gib(part)} ({percent(part / whole)})" for name, part in parts)
+    if why["smallest"] is None:
+        yield f"no count up to {why['searched_up_to']:,} GPUs fits at the same global batch"
+    else:
+        label = strategy_label(why["smallest"]["strategy"])
+        yield f"smallest count that fits, at the same global batch: {why['smallest_gpus']:,} GPUs ({label})"
