@@ -1,0 +1,193 @@
+"""A Hugging Face config.json -> Model: one reader over the table hf_families.yaml.
+
+A fact is looked up under the names that its family gives it. A key that is absent means the class
+default, and one that is null means "derive it"; both are how transformers reads the file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from distplan.costmodel.architecture import Word, build, data_file, defaults, named, read_fact, schema
+from distplan.costmodel.hf_families import Family, family_of, holds, locate, table
+from distplan.costmodel.hf_layers import layer_facts
+from distplan.costmodel.model import Model
+from distplan.hardware.documents import Document, read_text
+from distplan.hardware.errors import DocumentError
+from distplan.hardware.parsing import ParseProblem, parse_json
+
+_NOT_JSON = re.compile(r'"(?:[^"\\]|\\.)*"|-?\bInfinity\b|\bNaN\b')
+_SIZES_TO_MENTION = ("layers", "hidden", "vocab", "heads", "ffn", "experts", "top_k", "expert_ffn", "window")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A model and what the reader had to assume, one sentence each."""
+
+    model: Model
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """Facts of a family with the file's values over them.
+
+    origins: fact -> where it stands in the file. lists: facts that the file gives layer by layer.
+    """
+
+    values: Mapping[str, Any]
+    origins: Mapping[str, tuple[Document, str]]
+    lists: Mapping[str, list[Any]]
+
+
+def load_json(path: str | os.PathLike[str]) -> Document:
+    """As documents.load, but the Infinity and NaN that transformers writes are read as null."""
+    file = os.fspath(path)
+    text = _NOT_JSON.sub(lambda match: match[0] if match[0][0] == '"' else "null", read_text(path))
+    try:
+        value, lines = parse_json(text)
+    except ParseProblem as problem:
+        raise DocumentError(problem.problem, file=file, line=problem.line) from None
+    if not isinstance(value, dict):
+        raise DocumentError("expected an object of keys and values", file=file)
+    return Document(file=file, value=value, lines=lines)
+
+
+def looks_like_config(document: Document) -> bool:
+    """Whether a mapping is somebody's config.json and not our model.yaml."""
+    marks = {"model_type", "architectures", "transformers_version", "_class_name", "_diffusers_version"}
+    sizes = {key for fact in ("hidden", "heads") for key in table("names")[fact]}
+    return not marks.isdisjoint(document.value) or not sizes.isdisjoint(document.value)
+
+
+def read_config(config: Document, name: str) -> Reading:
+    """The decoder that a config.json describes; DocumentError where it describes none."""
+    if any(key.startswith(("_class_name", "_diffusers")) for key in config.value):
+        raise config.error("is a diffusers file, a diffusion model; only decoder language models can be planned")
+    section = _language_section(config)
+    family = family_of(section, config)
+    _refuse_unsupported(section, family)
+    found = _facts(section, config, family)
+    layers = named(layer_facts(section, family, found.values, found.lists))
+
+    def blame(problem: str, fact: str) -> DocumentError:
+        if fact in found.origins:
+            place, key = found.origins[fact]
+            return place.error(problem, key)
+        return section.error(f"{fact}: {problem} (not in the file: {family.name}'s class default)")
+
+    model = build({**_of_part("model", found.values), "name": name}, layers, blame)
+    return Reading(model=model, notes=tuple(_notes(section, config, family, found)))
+
+
+def _language_section(config: Document) -> Document:
+    for name in table("wrappers")["sections"]:
+        place = locate(config, name)
+        if place is not None and isinstance(place[0].value[place[1]], dict):
+            return place[0].section(place[1])
+    return config
+
+
+def _refuse_unsupported(section: Document, family: Family) -> None:
+    for entry in family.when:
+        if "refuse" in entry and holds(entry, section):
+            key = next(key for key in entry if key != "refuse")
+            raise section.error(entry["refuse"], key)
+
+
+def _facts(section: Document, wrapper: Document, family: Family) -> _Found:
+    words = {**schema("model"), **schema("layer"), **schema("plan")}
+    values = {**defaults("model"), **defaults("layer"), **defaults("plan"), **family.sizes, **family.facts}
+    origins: dict[str, tuple[Document, str]] = {}
+    lists: dict[str, list[Any]] = {}
+    for fact, keys in family.names.items():
+        place = _place(section, wrapper, fact, keys)
+        if place is None:
+            continue
+        origins[fact] = place
+        raw = place[0].value[place[1]]
+        if raw is None:
+            values[fact] = words[fact].default
+        elif isinstance(raw, list) and fact in schema("layer") and fact != "activation":
+            lists[fact] = [_checked(place, item, words[fact]) for item in raw]
+        elif not (isinstance(raw, list | str) and fact in ("full_every", "moe_step", "shared_experts")):
+            values[fact] = _checked(place, raw, words[fact], fact)
+        elif fact == "shared_experts":
+            lists[fact] = [_checked(place, item, words[fact]) for item in raw]
+    for entry in family.when:
+        if "set" in entry and holds(entry, section):
+            values.update(entry["set"])
+    values["activation"] = _activation(values["activation"], section, origins.get("activation"))
+    _require(section, family, values)
+    if values["embedding_dim"] not in (0, values["hidden"]):
+        place = origins["embedding_dim"]
+        raise place[0].error(f"an embedding narrower than hidden_size = {values['hidden']} is not described", place[1])
+    return _Found(values=values, origins=origins, lists=lists)
+
+
+def _place(
+    section: Document, wrapper: Document, fact: str, keys: tuple[str, ...]
+) -> tuple[Document, str] | None:
+    """Where the file states a fact; a value before a null, and the wrapper only for tied embeddings."""
+    places = [place for key in keys if (place := locate(section, key)) is not None]
+    if not places and fact == "tied_embedding":
+        places = [place for key in keys if (place := locate(wrapper, key)) is not None]
+    stated = [place for place in places if place[0].value[place[1]] is not None]
+    return next(iter(stated or places), None)
+
+
+def _checked(place: tuple[Document, str], raw: Any, word: Word, fact: str = "") -> Any:
+    section, key = place
+    if fact == "activation":
+        word = replace(word, choices=())
+    return read_fact(replace(section, value={key: raw}), key, word)
+
+
+def _activation(written: str, section: Document, place: tuple[Document, str] | None) -> str:
+    for name, spellings in table("activations").items():
+        if written.lower() in spellings:
+            return str(name)
+    known = ", ".join(spelling for spellings in table("activations").values() for spelling in spellings)
+    where, key = place or (section, "hidden_act")
+    raise where.error(f"the activation '{written}' is not known; known: {known}", key)
+
+
+def _require(section: Document, family: Family, values: dict[str, Any]) -> None:
+    for fact in ("hidden", "vocab", "heads"):
+        if not values.get(fact):
+            raise section.error(
+                f"none of {', '.join(family.names[fact])} is given, and {family.name} has no default for it"
+            )
+    if not values["ffn"] and values["ffn_ratio"]:
+        values["ffn"] = int(values["ffn_ratio"] * values["hidden"])
+    values["ffn"] //= values["ffn_divisor"]
+    if values["kv_lora_rank"]:
+        values["head_dim"] = values["qk_nope_head_dim"] + values["qk_rope_head_dim"]
+    else:
+        values["v_head_dim"] = 0
+    if not values["ffn"] and not values["experts"]:
+        raise section.error(f"none of {', '.join(family.names['ffn'])} is given")
+
+
+def _of_part(part: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: values[name] for name in schema(part) if name in values}
+
+
+def _notes(section: Document, wrapper: Document, family: Family, found: _Found) -> list[str]:
+    notes = []
+    if section is not wrapper or "vision_config" in wrapper.value:
+        notes.append("only the language model is read; image and audio towers are not counted")
+    for fact in _SIZES_TO_MENTION:
+        keys = family.names[fact]
+        if fact in family.sizes and fact not in found.origins and keys and found.values[fact]:
+            notes.append(f"{keys[0]} is not in the file: {found.values[fact]}, {family.name}'s class default")
+    if not found.values["max_seq_len"]:
+        notes.append("the file states no longest sequence")
+    return notes
+
+
+__all__ = ["Reading", "data_file", "load_json", "looks_like_config", "read_config"]
