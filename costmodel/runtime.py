@@ -2,8 +2,52 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from distplan.costmodel.strategy import DEGREES, STRUCTURE
+from distplan.hardware.documents import Document, load_mapping, no_other_keys, take
+from distplan.hardware.errors import UnknownNameError
+from distplan.hardware.units import parse_bytes
+
+RULE_VARIANTS: Mapping[str, tuple[str, ...]] = {
+    "kv_heads": ("refuse", "gather", "replicate"),
+    "vocab": ("divide", "pad", "uneven"),
+    "sp_without_tp": ("refuse", "allow"),
+    "layers": ("even", "even_counted", "any"),
+    "chunks": ("even", "even_counted", "layers_per_stage"),
+    "f_then_b": ("divide", "any"),
+    "micro_batches": ("at_least_stages", "any"),
+    "interleaved": ("divide", "rounds", "at_least_stages", "any"),
+    "cp_sequence": ("twice_cp", "cp"),
+    "ulysses_kv": ("refuse", "replicate"),
+    "zero_with_pp": ("1", "any"),
+    "hsdp": ("zero3", "allow"),
+    "moe_sp": ("required", "optional"),
+    "ep_at_least_tp": ("true", "false"),
+    "offload_with_pp": ("refuse", "allow"),
+}
+"""Rule -> its variants, strict to loose (`rounds` and `at_least_stages` are not ordered; `any` covers both).
+
+kv_heads: key/value heads that tp does not divide are refused, or held once per group of tp/kv_heads ranks
+    (gathered after the projection, or replicated); the larger must be a multiple of the smaller.
+vocab: must divide by tp; is padded by the model's vocab_pad_multiple (1: not padded); may be uneven.
+layers, chunks: layers over pp stages, and over pp·vpp chunks where vpp > 1. even_counted: even, or even
+    with the embedding, or the loss, or both counted as a layer. layers_per_stage: two chunks a stage, or
+    ceil((layers [+1, +2]) / n) = pp·vpp for a whole n.
+f_then_b, micro_batches (1F1B), interleaved: micro-batches m against p stages. divide: m % p = 0;
+    rounds: m % max(1, m // p) = 0.
+cp_sequence: the sequence divides by 2·cp (balanced halves) or by cp (always cp for ulysses if loose).
+ulysses_kv: heads must divide by tp·cp; key/value heads too, or they are replicated.
+zero_with_pp: ZeRO stages above 1 with pipeline stages. hsdp: dp_replicate > 1 with ZeRO stages.
+"""
+
+_OVERLAP = ("dp_grad", "dp_param", "tp", "cp", "pp", "pp_interleaved", "ep")
+_TIMING = ("micro_batch", "last_micro_batch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +58,8 @@ class Runtime:
     version: str
     source: str
     legal: Mapping[str, tuple[str, ...]]
-    """structure field -> values that the framework can run (sp, zero, cp_kind, schedule, recompute)"""
+    """structure field -> values that the framework can run (sp, zero, cp_kind, schedule, recompute);
+    degree -> the only values it knows (fsdp1: tp 1), absent = any"""
     rules: Mapping[str, str]
     """rule name -> variant, read by planner/constraints.py (kv_heads: refuse | replicate | gather, …)"""
     mesh_order: tuple[str, ...]
@@ -22,20 +67,123 @@ class Runtime:
     sp_saves: str
     """shard (Megatron: the shard is saved and gathered again in backward) | gathered (torch)"""
     merged_input_gradients: bool
-    """q, k, v (gate, up) input gradients are summed before one collective (Megatron, Paddle); torch does not"""
+    """q, k, v (gate, up) input gradients are summed before one collective (Megatron, Paddle; not torch)"""
     grad_reduce: str
     """micro_batch | last_micro_batch: when a gradient that is not stored sharded is reduced"""
     grad_reduce_sharded: str
     """the same with gradients stored sharded (zero 2, 3)"""
+    grad_reduce_pipeline: str
+    """the same with gradients stored sharded and pp > 1 (torch's stages wait for the last backward)"""
     overlap: Mapping[str, bool]
-    """collective class (dp_grad, dp_param, tp, cp, pp, ep) -> hidden behind compute where it can be"""
+    """collective class (dp_grad, dp_param, tp, cp, pp, pp_interleaved, ep) -> hidden where it can be"""
     fused_norm: bool
     loss: str
     early_stop: bool
     """full recompute skips what backward does not need (torch's non-reentrant checkpoint)"""
     param_bucket_bytes: float
+    """one all-gather's worth of parameters; 0 = one layer"""
     grad_bucket_bytes: float
+    """one reduction's worth of gradients; 0 = one layer"""
     software_factor: float
     context_bytes: float
     fragmentation: float
     provenance: Mapping[str, str]
+    """field, or rules.<rule> -> the source of its value, or 'assumed: why'"""
+
+
+def list_runtimes() -> tuple[str, ...]:
+    """Names of the shipped runtimes, sorted."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
+
+
+def load_runtime(name_or_path: str) -> Runtime:
+    """A shipped runtime by name, or a user's file (a path with a suffix or a folder in it).
+
+    Raises UnknownNameError for a name that is not shipped, DocumentError for a file that is wrong.
+    """
+    if Path(name_or_path).suffix in (".yaml", ".yml", ".json") or os.sep in name_or_path:
+        return _read(load_mapping(name_or_path))
+    if name_or_path not in list_runtimes():
+        raise UnknownNameError("runtime", name_or_path, list_runtimes())
+    return _shipped(name_or_path)
+
+
+_FOLDER = Path(__file__).with_name("runtimes")
+
+
+@cache
+def _shipped(name: str) -> Runtime:
+    return _read(load_mapping(_FOLDER / f"{name}.yaml"))
+
+
+def _read(doc: Document) -> Runtime:
+    no_other_keys(doc, [f.name for f in fields(Runtime)])
+    return Runtime(
+        name=take(doc, "name", str),
+        version=take(doc, "version", str),
+        source=take(doc, "source", str),
+        legal=_legal(take(doc, "legal", Document)),
+        rules=_rules(take(doc, "rules", Document)),
+        mesh_order=_mesh_order(doc),
+        sp_saves=take(doc, "sp_saves", str, choices=("shard", "gathered")),
+        merged_input_gradients=take(doc, "merged_input_gradients", bool),
+        grad_reduce=take(doc, "grad_reduce", str, choices=_TIMING),
+        grad_reduce_sharded=take(doc, "grad_reduce_sharded", str, choices=_TIMING),
+        grad_reduce_pipeline=take(doc, "grad_reduce_pipeline", str, choices=_TIMING),
+        overlap=_overlap(take(doc, "overlap", Document)),
+        fused_norm=take(doc, "fused_norm", bool),
+        loss=take(doc, "loss", str, choices=("vocab_parallel", "fp32_logits", "fused")),
+        early_stop=take(doc, "early_stop", bool),
+        param_bucket_bytes=take(doc, "param_bucket_bytes", _bytes, minimum=0.0),
+        grad_bucket_bytes=take(doc, "grad_bucket_bytes", _bytes, minimum=0.0),
+        software_factor=take(doc, "software_factor", float, minimum=0.1, maximum=10.0),
+        context_bytes=take(doc, "context_bytes", _bytes, minimum=0.0),
+        fragmentation=take(doc, "fragmentation", float, minimum=0.0, maximum=1.0),
+        provenance=_provenance(take(doc, "provenance", Document)),
+    )
+
+
+def _bytes(value: object) -> float:
+    """Bytes with a unit, or a bare number of bytes."""
+    return float(value) if isinstance(value, int | float) else parse_bytes(value)
+
+
+def _legal(doc: Document) -> Mapping[str, tuple[str, ...]]:
+    no_other_keys(doc, (*STRUCTURE, *DEGREES))
+    legal = {}
+    for key in doc.value:
+        values = tuple(str(value).lower() for value in take(doc, key, list))
+        for value in values:
+            known = STRUCTURE.get(key)
+            if value not in known if known else not value.isdigit():
+                raise doc.error(f"'{value}' is not one of {', '.join(known or ('whole numbers',))}", key)
+        legal[key] = values
+    for key in STRUCTURE:
+        if not legal.get(key):
+            raise doc.error(f"'{key}' needs at least one value")
+    return legal
+
+
+def _rules(doc: Document) -> Mapping[str, str]:
+    no_other_keys(doc, RULE_VARIANTS)
+    return {rule: str(take(doc, rule, _lower, choices=variants)) for rule, variants in RULE_VARIANTS.items()}
+
+
+def _provenance(doc: Document) -> Mapping[str, str]:
+    return {key: take(doc, key, str) for key in doc.value}
+
+
+def _lower(value: Any) -> str:
+    return str(value).lower()
+
+
+def _mesh_order(doc: Document) -> tuple[str, ...]:
+    order = tuple(str(axis) for axis in take(doc, "mesh_order", list))
+    if sorted(order) != ["cp", "dp_replicate", "dp_shard", "pp", "tp"]:
+        raise doc.error("must name pp, dp_replicate, dp_shard, cp and tp once each", "mesh_order")
+    return order
+
+
+def _overlap(doc: Document) -> Mapping[str, bool]:
+    no_other_keys(doc, _OVERLAP)
+    return {kind: take(doc, kind, bool) for kind in _OVERLAP}
