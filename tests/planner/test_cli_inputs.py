@@ -1,0 +1,96 @@
+"""What a user types on the command line, read or refused with what would be right."""
+
+from __future__ import annotations
+
+import pytest
+
+from distplan.costmodel.strategy import STRUCTURE
+from distplan.hardware.errors import DistplanError
+from distplan.hardware.units import parse_bytes
+from distplan.planner.cli_options import ALIASES, DIMENSIONS, canonical
+from distplan.planner.inputs import dimension, gpu_counts, one_number, quantity, whole_numbers, words
+
+
+@pytest.mark.parametrize(
+    ("text", "node", "counts"),
+    [
+        ("64", 8, (64,)),
+        ("8,16,32", 8, (8, 16, 32)),
+        ("32,8,8", 8, (8, 32)),
+        ("16..40", 8, (16, 24, 32, 40)),
+        ("10..30", 8, (16, 24)),  # whole nodes only
+        ("1..16", 8, (1, 2, 4, 8, 16)),  # below a node 1, 2, 4
+        ("3..5", 8, (4,)),
+        ("1..8", 4, (1, 2, 4, 8)),
+        ("72..216", 72, (72, 144, 216)),
+        ("1_024", 8, (1024,)),
+    ],
+)
+def test_gpu_counts(text: str, node: int, counts: tuple[int, ...]) -> None:
+    assert gpu_counts(text, node=node) == counts
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("0", "at least 1"),
+        ("-8", "at least 1"),
+        ("64..8", "write 8..64"),
+        ("9..15", "no whole number of nodes"),
+        ("eight", "a whole number"),
+        ("8.5", "a whole number"),
+        ("", "a value is missing"),
+        ("8,", "a value is missing"),
+        ("1e9", "a whole number"),
+        ("9" * 30, "a whole number"),
+        ("999999999", "at most"),
+        ("8..1000000", "too many"),
+        ("٨", "a whole number"),
+    ],
+)
+def test_a_count_that_cannot_be_is_refused(text: str, says: str) -> None:
+    with pytest.raises(DistplanError, match=says) as caught:
+        gpu_counts(text, node=8)
+    assert str(caught.value).startswith("--gpus")
+
+
+def test_lists_and_ranges_keep_their_order_once() -> None:
+    assert whole_numbers("--tp", "8,1..4,2") == (8, 1, 2, 3, 4)
+
+
+def test_one_number_refuses_several() -> None:
+    with pytest.raises(DistplanError, match="one value"):
+        one_number("--seq-len", "4096,8192")
+
+
+def test_words_fold_case_and_dashes_and_suggest() -> None:
+    assert words("--cp-kind", "ALL-GATHER,ring", STRUCTURE["cp_kind"]) == ("all_gather", "ring")
+    with pytest.raises(DistplanError, match="did you mean ulysses"):
+        words("--cp-kind", "ulises", STRUCTURE["cp_kind"])
+
+
+@pytest.mark.parametrize("field", DIMENSIONS)
+def test_every_dimension_takes_its_own_legal_values(field: str) -> None:
+    legal = STRUCTURE.get(field, ("1", "8"))
+    values = dimension(field, f"--{field}", ",".join(legal))
+    assert [str(value) for value in values] == list(legal)
+
+
+def test_zero_is_a_number_between_0_and_3() -> None:
+    assert dimension("zero", "--zero", "1..3") == (1, 2, 3)
+    with pytest.raises(DistplanError, match="at most 3"):
+        dimension("zero", "--zero", "4")
+
+
+def test_a_size_needs_a_unit_and_the_option_is_named() -> None:
+    assert quantity("--reserve", "10GiB", parse_bytes) == 10 * 2**30
+    assert quantity("--reserve", None, parse_bytes) is None
+    with pytest.raises(DistplanError, match="--reserve .*unit"):
+        quantity("--reserve", "10", parse_bytes)
+
+
+def test_no_alias_hides_an_option() -> None:
+    options = {canonical(name) for name in DIMENSIONS}
+    assert not options & set(ALIASES)
+    assert canonical("tensor_model_parallel_size") == "tp"
+    assert canonical("sequence-parallel") == "sp"
