@@ -19,6 +19,8 @@ from distplan.hardware.documents import Document, no_other_keys, take
 
 T = TypeVar("T")
 SIGNIFICANT_DIGITS = 6
+_MOST = 10**12
+"""no size, count or degree is larger"""
 
 
 def plain(value: Any) -> Any:
@@ -53,36 +55,44 @@ def digest(value: Any) -> str:
 
 
 def build(cls: type[T], document: Document) -> T:
-    """The dataclass that `plain` turned into the section `document`. DocumentError with line and key."""
+    """The dataclass that `plain` turned into the section `document`. DocumentError with line and key.
+
+    Whole numbers are at least 1, except where 0 is the field's default (it means off).
+    """
     hints = _hints(cls)
     no_other_keys(document, [*hints, "type"])
     values = {}
     for f in fields(cast(Any, cls)):
         optional = f.default is not MISSING or f.default_factory is not MISSING
-        if optional and f.name not in document.value:
-            continue
-        values[f.name] = _field(document, f.name, hints[f.name])
+        if not optional or f.name in document.value:
+            least = 0 if f.default == 0 else 1
+            values[f.name] = _field(document, f.name, hints[f.name], least=least)
     return cls(**values)
 
 
-def _field(document: Document, key: str, hint: Any) -> Any:
-    if get_origin(hint) in (Union, types.UnionType):
-        if document.value.get(key, MISSING) is None and type(None) in get_args(hint):
-            return None
-        classes = {c.__name__: c for c in get_args(hint) if is_dataclass(c)}
-        if classes:
-            section = take(document, key, Document)
-            return build(classes[take(section, "type", str, choices=list(classes))], section)
-        return _field(document, key, next(arg for arg in get_args(hint) if arg is not type(None)))
+def _field(document: Document, key: str, hint: Any, *, least: int = 0) -> Any:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _one_of(document, key, inner)
     if is_dataclass(hint):
         return build(cast(Any, hint), take(document, key, Document))
-    if get_origin(hint) is tuple:
+    if origin is tuple:
         take(document, key, list)
-        return tuple(_item(item, get_args(hint)[0]) for item in document.section(key).items())
-    if get_origin(hint) is not None and issubclass(cast(type, get_origin(hint)), Mapping):
+        return tuple(_item(item, inner[0]) for item in document.section(key).items())
+    if origin is not None and issubclass(origin, Mapping):
         section = take(document, key, Document)
-        return {name: _field(section, name, get_args(hint)[1]) for name in section.value}
-    return take(document, key, hint)
+        return {name: _field(section, name, inner[1]) for name in section.value}
+    return take(document, key, hint, minimum=least, maximum=_MOST) if hint is int else take(document, key, hint)
+
+
+def _one_of(document: Document, key: str, hints: tuple[Any, ...]) -> Any:
+    if type(None) in hints and document.value.get(key, MISSING) is None:
+        return None
+    classes = {c.__name__: c for c in hints if is_dataclass(c)}
+    if not classes:
+        return _field(document, key, next(hint for hint in hints if hint is not type(None)))
+    section = take(document, key, Document)
+    return build(cast(Any, classes[take(section, "type", str, choices=list(classes))]), section)
 
 
 def _item(document: Document, hint: Any) -> Any:

@@ -85,7 +85,7 @@ def test_zero_is_a_number_between_0_and_3() -> None:
 def test_a_size_needs_a_unit_and_the_option_is_named() -> None:
     assert quantity("--reserve", "10GiB", parse_bytes) == 10 * 2**30
     assert quantity("--reserve", None, parse_bytes) is None
-    with pytest.raises(DistplanError, match="--reserve .*unit"):
+    with pytest.raises(DistplanError, match=r"--reserve .*unit"):
         quantity("--reserve", "10", parse_bytes)
 
 
