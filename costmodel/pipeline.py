@@ -1,0 +1,140 @@
+"""Closed forms for the time of a pipeline: a lower bound on the event simulation, exact or near it.
+
+Everything is vectorised over rows (strategies that share pp and vpp). What the stages hold comes run-length
+encoded: `forward[r]` and `backward[r]` are float64 columns of seconds per micro-batch, `count[r]` how many
+consecutive virtual chunks (stage v·pp + s for interleaved) have that content; Σ count = pp·vpp.
+
+The time is the longest path through the jobs. Model of a message, shared with simulate.py: with overlap it
+occupies its link (one per neighbour and direction) for `p2p` seconds and no stage; without, it occupies the
+sender. Schedules: GPipe (arXiv 1811.06965), 1F1B (PipeDream-flush, arXiv 2006.09503), interleaved
+(arXiv 2104.04473).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distplan.costmodel.pipeline_1f1b import one_f_one_b
+from distplan.costmodel.pipeline_interleaved import interleaved
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineTime:
+    """Seconds from the first forward to the last backward: `seconds` = `compute` + `bubble`, per row.
+
+    `compute` is what the heaviest stage computes, m·(f+b); `bubble` is the rest of the critical path.
+    """
+
+    seconds: Floats
+    compute: Floats
+    bubble: Floats
+
+
+def pipeline_time(
+    schedule: str,
+    *,
+    forward: Sequence[Floats] | Floats,
+    backward: Sequence[Floats] | Floats,
+    count: Sequence[int],
+    p2p: Floats,
+    overlap_p2p: bool,
+    m: Floats,
+    pp: int,
+    vpp: int = 1,
+) -> PipelineTime:
+    """Time of the pipeline section of a step, all in seconds, `m` micro-batches per row.
+
+    `schedule` is f_then_b, 1f1b or interleaved; interleaved needs m a multiple of pp, the others vpp = 1.
+    Raises ValueError when the runs do not make pp·vpp chunks or the schedule has no closed form.
+    """
+    if sum(count) != pp * vpp or len(count) != len(forward) or len(count) != len(backward):
+        raise ValueError(f"runs {tuple(count)} do not make {pp}·{vpp} chunks")
+    f, b, n = _without_empty(forward, backward, count)
+    compute = m * _heaviest(f, b, n, pp, vpp)
+    link = np.asarray(p2p, dtype=np.float64)
+    if not overlap_p2p and pp > 1:
+        f, b, n = _blocking(f, b, n, link)
+        link = link * 0.0
+    if schedule == "f_then_b" and vpp == 1:
+        seconds = _f_then_b(f, b, n, link, m)
+    elif schedule == "1f1b" and vpp == 1:
+        seconds = one_f_one_b(f, b, n, link, m)
+    elif schedule == "interleaved":
+        seconds = one_f_one_b(f, b, n, link, m) if vpp == 1 else interleaved(f, b, n, link, m, pp, vpp)
+    else:
+        raise ValueError(f"no closed form for schedule {schedule} with {vpp} chunks per stage")
+    return PipelineTime(seconds=seconds, compute=compute, bubble=seconds - compute)
+
+
+def in_flight(schedule: str, stage: int, pp: int, num_micro_batches: Floats, vpp: int = 1) -> Floats:
+    """Chunk activations that `stage` holds at its peak (a chunk is 1/vpp of a stage).
+
+    f_then_b keeps all of them; 1f1b as many as there are stages from here to the end; interleaved its warm-up
+    2·(pp−stage−1) + (vpp−1)·pp and one more (arXiv 2104.04473, section 2.2), all of them when m = pp.
+    """
+    total = np.asarray(num_micro_batches, dtype=np.float64) * vpp
+    if schedule == "f_then_b":
+        return total
+    if schedule == "1f1b" or (schedule == "interleaved" and vpp == 1):
+        return np.minimum(float(pp - stage), total)
+    if schedule == "interleaved":
+        warm_up = 2.0 * (pp - stage - 1) + (vpp - 1.0) * pp
+        return np.where(total == pp * vpp, total, np.minimum(warm_up + 1.0, total))
+    raise ValueError(f"no closed form for schedule {schedule}")
+
+
+def _without_empty(
+    forward: Sequence[Floats] | Floats, backward: Sequence[Floats] | Floats, count: Sequence[int]
+) -> tuple[list[Floats], list[Floats], list[int]]:
+    kept = [r for r, n in enumerate(count) if n > 0]
+    return [forward[r] for r in kept], [backward[r] for r in kept], [count[r] for r in kept]
+
+
+def _heaviest(f: list[Floats], b: list[Floats], count: list[int], pp: int, vpp: int) -> Floats:
+    """Largest (f+b) of a stage, all its chunks together; stages with the same runs are looked at once."""
+    run_of = [r for r, n in enumerate(count) for _ in range(n)]
+    best: Floats | None = None
+    for runs in dict.fromkeys(tuple(run_of[v * pp + s] for v in range(vpp)) for s in range(pp)):
+        load = f[runs[0]] + b[runs[0]]
+        for r in runs[1:]:
+            load = load + (f[r] + b[r])
+        best = load if best is None else np.maximum(best, load)
+    assert best is not None
+    return best
+
+
+def _blocking(
+    f: list[Floats], b: list[Floats], count: list[int], p2p: Floats
+) -> tuple[list[Floats], list[Floats], list[int]]:
+    """A send that occupies its stage lengthens the job before it; the last forward and the last backward of a
+    micro-batch send nothing, so the first and the last chunk become runs of their own."""
+    runs = [[f[r], b[r], n] for r, n in enumerate(count)]
+    if count[0] > 1:
+        runs = [[f[0], b[0], 1], [f[0], b[0], count[0] - 1], *runs[1:]]
+    if runs[-1][2] > 1:
+        runs = [*runs[:-1], [f[-1], b[-1], runs[-1][2] - 1], [f[-1], b[-1], 1]]
+    last = len(runs) - 1
+    return (
+        [x + p2p if r < last else x for r, (x, _, _) in enumerate(runs)],
+        [y + p2p if r > 0 else y for r, (_, y, _) in enumerate(runs)],
+        [n for _, _, n in runs],
+    )
+
+
+def _f_then_b(f: list[Floats], b: list[Floats], count: list[int], p2p: Floats, m: Floats) -> Floats:
+    """Exact. One pass over all stages each way; the other m−1 micro-batches queue at the slowest stage or link."""
+    stages = sum(count)
+    slow_f, slow_b = f[0], b[0]
+    once = count[0] * (f[0] + b[0])
+    for r in range(1, len(count)):
+        slow_f, slow_b = np.maximum(slow_f, f[r]), np.maximum(slow_b, b[r])
+        once = once + count[r] * (f[r] + b[r])
+    if stages > 1:
+        slow_f, slow_b = np.maximum(slow_f, p2p), np.maximum(slow_b, p2p)
+    return once + (2.0 * (stages - 1)) * p2p + (m - 1.0) * (slow_f + slow_b)
