@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from distplan.costmodel.layout import TP, Axes, Dims, Layout, ordered
+from distplan.costmodel.merge import co_shard, merge
 from distplan.hardware.errors import DistplanError
 
 
@@ -47,23 +48,38 @@ def merge_letters(operands: Sequence[Layout], is_weight: Sequence[bool], whole: 
     """Axes of each letter over all operands; each axis goes to one letter only.
 
     `whole` letters are never sharded. Priority where an axis is wanted by two letters: on tp a
-    weight's letter wins, on the other axes an activation's; then the first operand.
+    weight's letter wins, on the other axes an activation's; then the first operand's. tp is one
+    group to a runtime: a weight that is sharded on a part of it takes all of it from other letters.
     """
     must_be_whole = set(whole)
-    wanted: dict[str, str] = {}
-    rank: dict[str, bool] = {}
+    by_weights = {
+        (dim, axis)
+        for operand, weight in zip(operands, is_weight, strict=True) if weight
+        for dim, axes in zip(operand.dims, operand.shards, strict=True)
+        for axis in axes if axis in TP
+    }
+    if by_weights:
+        operands = [
+            Layout(o.dims, tuple(
+                tuple(a for a in axes if a not in TP or (dim, a) in by_weights)
+                for dim, axes in zip(o.dims, o.shards, strict=True)
+            ), o.partial)
+            for o in operands
+        ]
+    holders: dict[tuple[str, str], list[bool]] = {}
+    terms = []
     for operand, weight in zip(operands, is_weight, strict=True):
-        for dim, axes in zip(operand.dims, operand.shards, strict=True):
-            if dim in must_be_whole:
-                continue
+        shards = tuple(() if d in must_be_whole else axes for d, axes in zip(operand.dims, operand.shards, strict=True))
+        terms.append((operand.dims, shards))
+        for dim, axes in zip(operand.dims, shards, strict=True):
             for axis in axes:
-                preferred = weight == (axis in TP)
-                if axis not in wanted or (preferred and not rank[axis]):
-                    wanted[axis], rank[axis] = dim, preferred
-    letters: dict[str, Axes] = {dim: () for operand in operands for dim in operand.dims}
-    for dim in letters:
-        letters[dim] = ordered(axis for axis, owner in wanted.items() if owner == dim)
-    return letters
+                holders.setdefault((dim, axis), []).append(weight)
+
+    def stays(axis: str, rivals: Sequence[str]) -> str:
+        preferred = [dim for dim in rivals if (axis in TP) in holders.get((dim, axis), [])]
+        return (preferred or list(rivals))[0]
+
+    return merge(terms, combine=co_shard, choose=stays)
 
 
 def infer_einsum(
@@ -107,12 +123,15 @@ def infer_elementwise(operands: Sequence[Layout], result: Dims, linear: bool, wh
 def reshard(src: Layout, dst: Layout) -> tuple[Transition, ...]:
     """The transitions from `src` to `dst`, same dims; axes that make the same step are one group.
 
+    tp never joins another axis in a group: no runtime has such a process group. Where several axes
+    leave one dim the inner ones leave first, and they arrive outer first, so that a shard stays one
+    contiguous block.
     Raises SpmdError for a target that is Partial where the source is not.
     """
     missing = [axis for axis in dst.partial if axis not in src.partial]
     if missing:
         raise SpmdError(f"no transition from {src} to {dst}: {', '.join(missing)} would become Partial")
-    steps: dict[tuple[str, str, str], list[str]] = {}
+    steps: dict[tuple[str, str, str, bool], list[str]] = {}
     target = {axis: dim for dim, axes in zip(dst.dims, dst.shards, strict=True) for axis in axes}
     source = {axis: dim for dim, axes in zip(src.dims, src.shards, strict=True) for axis in axes}
     for axis in ordered([*source, *target, *src.partial]):
@@ -129,11 +148,16 @@ def reshard(src: Layout, dst: Layout) -> tuple[Transition, ...]:
             key = ("all_gather", here, "")
         else:
             key = ("slice", str(there), "")
-        steps.setdefault((key[0], key[1] or "", key[2]), []).append(axis)
-    order = ("slice", "all_to_all", "all_gather", "reduce_scatter", "all_reduce")
+        steps.setdefault((key[0], key[1] or "", key[2], axis in TP), []).append(axis)
+    order = ("slice", "all_gather", "all_to_all", "reduce_scatter", "all_reduce")
+    losing = {to_dim for kind, _, to_dim, _ in steps if kind == "all_to_all"}
+    inner_first = len(losing) > 1
     done: list[Transition] = []
     now = src
-    for (kind, dim, to_dim), axes in sorted(steps.items(), key=lambda item: order.index(item[0][0])):
+    ranked = sorted(enumerate(steps.items()), key=lambda item: (
+        order.index(item[1][0][0]), -item[0] if inner_first and item[1][0][0] == "all_to_all" else item[0]
+    ))
+    for _, ((kind, dim, to_dim, _), axes) in ranked:
         now = _after(now, kind, tuple(axes), dim, to_dim)
         done.append(Transition(kind, tuple(axes), dim, to_dim, now))
     return tuple(done)
@@ -145,7 +169,7 @@ def _after(layout: Layout, kind: str, axes: Axes, dim: str, to_dim: str) -> Layo
     shards = []
     for name, old in zip(layout.dims, layout.shards, strict=True):
         new = tuple(axis for axis in old if not (name == loses and axis in axes))
-        shards.append(ordered((*new, *axes)) if name == gains else new)
+        shards.append((*new, *axes) if name == gains else new)
     partial = layout.partial
     if kind in ("reduce_scatter", "all_reduce"):
         partial = tuple(axis for axis in partial if axis not in axes)

@@ -1,0 +1,201 @@
+"""A Program lowered to tables: which sizes, rates and groups each node needs. Still no numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from distplan.costmodel.layout import TP, Axes
+from distplan.costmodel.model import DTYPE_BYTES, Precision, Workload
+from distplan.costmodel.program import COLLECTIVES, Node, SegmentProgram
+from distplan.costmodel.sizes import SizeTable, layout_size, size_of
+
+PHASES = ("forward", "recompute", "backward")
+CATEGORIES = ("gemm", "attention", "memory_bound", "tp", "cp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One node, lowered. Sizes are numbers in the SizeTable."""
+
+    segment: int
+    phase: int
+    category: int
+    name: str
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    batch: int = 0
+    dtype: str = ""
+    accumulate: bool = False
+    """a weight gradient, added into the gradient buffer"""
+    terms: tuple[tuple[int, float], ...] = ()
+    """bytes = Σ size · factor: what a memory-bound kernel moves, or what a collective is given"""
+    kind: str = ""
+    axes: Axes = ()
+    behind: tuple[int, ...] = ()
+    """positions of the works that can hide this collective"""
+    window: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lowered:
+    """All segments of one structure."""
+
+    sizes: SizeTable
+    works: tuple[Work, ...]
+    saved: tuple[tuple[tuple[int, float], ...], ...]
+    """per segment: bytes kept per micro-batch, as terms"""
+    remade: tuple[tuple[tuple[int, float], ...], ...]
+    transients: tuple[tuple[tuple[tuple[int, float], ...], ...], ...]
+    """per segment: the sets of short-lived values that can be alive at once"""
+    boundary: tuple[int, float]
+    """the activation that one stage sends to the next"""
+
+
+def dtype_bytes(dtype: str, precision: Precision) -> float:
+    """Bytes per element of a Program's dtype under a recipe."""
+    name = {"compute": precision.compute, "parameter": precision.compute, "gradient": precision.gradients}.get(dtype)
+    if dtype == "int64":
+        return 8.0
+    return DTYPE_BYTES[name or dtype]
+
+
+def lower(programs: Sequence[SegmentProgram], workload: Workload) -> Lowered:
+    """Lower the programs of all segments of one structure into one table."""
+    table = SizeTable()
+    works: list[Work] = []
+    saved, remade, transients = [], [], []
+    boundary = (0, 0.0)
+    for index, program in enumerate(programs):
+        sizes = dict(program.segment.sizes) | {"seq": float(workload.seq_len), "kv_seq": float(workload.seq_len)}
+        first = len(works)
+        positions: dict[tuple[str, int], int] = {}
+        for node in program.nodes:
+            work = _work(index, node, program, sizes, table, workload)
+            if work is not None:
+                positions[(node.name, work.phase)] = len(works)
+                works.append(work)
+        for at in range(first, len(works)):
+            works[at] = _placed_behind(works[at], program, positions)
+        saved.append(_terms(program.saved, program, sizes, table, workload.precision))
+        remade.append(_terms(program.remade, program, sizes, table, workload.precision))
+        transients.append(_transients(program, sizes, table, workload.precision))
+        if "x" in program.segment.inputs and program.segment.name.startswith("layer"):
+            size = table.number(layout_size(program.values["x"].layout, sizes))
+            boundary = (size, dtype_bytes("compute", workload.precision))
+    return Lowered(
+        sizes=table, works=tuple(works), saved=tuple(saved), remade=tuple(remade), transients=tuple(transients),
+        boundary=boundary,
+    )
+
+
+def _placed_behind(work: Work, program: SegmentProgram, positions: Mapping[tuple[str, int], int]) -> Work:
+    if not work.axes:
+        return work
+    node = next(n for n in program.nodes if n.name == work.name and PHASES.index(n.phase) == work.phase)
+    found = tuple(positions[(name, work.phase)] for name in node.behind if (name, work.phase) in positions)
+    return Work(
+        segment=work.segment, phase=work.phase, category=work.category, name=work.name, terms=work.terms,
+        kind=work.kind, axes=work.axes, behind=found, dtype=work.dtype,
+    )
+
+
+def _work(
+    segment: int, node: Node, program: SegmentProgram, sizes: Mapping[str, float], table: SizeTable, workload: Workload
+) -> Work | None:
+    phase = PHASES.index(node.phase)
+    precision = workload.precision
+
+    def letters(*dims: str) -> int:
+        return table.number(size_of([(d, node.letters.get(d, ())) for d in dims], sizes))
+
+    if node.kind in COLLECTIVES:
+        if node.kind == "slice":
+            return None
+        category = CATEGORIES.index("tp" if set(node.axes) <= set(TP) else "cp")
+        terms = _terms(node.inputs, program, sizes, table, precision)
+        return Work(segment=segment, phase=phase, category=category, name=node.name, terms=terms, kind=node.kind,
+                    axes=node.axes)
+    if node.kind == "einsum":
+        a, b, out = set(node.operands[0]), set(node.operands[1]), set(node.result)
+        head = program.segment.name == "head"
+        weighted = any(v in {w.name for w in program.segment.weights} for v in node.inputs) or node.function == "wgrad"
+        dtype = precision.matmul if weighted and not head else precision.compute
+        return Work(
+            segment=segment, phase=phase, category=0, name=node.name, dtype=dtype,
+            m=letters(*sorted((a & out) - b)), n=letters(*sorted((b & out) - a)), k=letters(*sorted((a & b) - out)),
+            batch=letters(*sorted(a & b & out)), accumulate=node.function == "wgrad",
+        )
+    if node.kind in ("attention", "attention_grad"):
+        shape = ("batch", "kv_heads", "group")
+        return Work(
+            segment=segment, phase=phase, category=1, name=node.name, dtype=precision.compute, kind=node.kind,
+            m=letters("seq"), n=letters("kv_seq"), k=letters("head_dim"), batch=letters(*shape), window=node.window,
+        )
+    terms = _traffic(node, program, sizes, table, precision)
+    if not terms:
+        return None
+    return Work(segment=segment, phase=phase, category=2, name=node.name, terms=terms, kind=node.kind)
+
+
+def _traffic(
+    node: Node, program: SegmentProgram, sizes: Mapping[str, float], table: SizeTable, precision: Precision
+) -> tuple[tuple[int, float], ...]:
+    """Bytes that a memory-bound kernel reads and writes. Lookups touch the rows that they need, no more."""
+    values = program.values
+    if node.fused:
+        moved = [v for v in (*node.inputs, *node.outputs) if values[v].dtype == "bool"]
+    elif node.kind == "embedding":
+        moved = [*node.outputs, *node.outputs]
+    elif node.kind == "embedding_grad":
+        moved = [node.inputs[1]] * 3
+    elif node.kind in ("pick", "cross_entropy"):
+        moved = list(node.outputs)
+    elif node.kind in ("bias_grad", "position_embedding_grad"):
+        moved = list(node.inputs)
+    else:
+        moved = [*node.inputs, *node.outputs]
+    return _terms(moved, program, sizes, table, precision, chunked=False)
+
+
+def _terms(
+    names: Sequence[str], program: SegmentProgram, sizes: Mapping[str, float], table: SizeTable, precision: Precision,
+    chunked: bool = True,
+) -> tuple[tuple[int, float], ...]:
+    """(size, bytes per element) per distinct size, in order of first use."""
+    merged: dict[int, float] = {}
+    for name in names:
+        value = program.values[name]
+        number = table.number(layout_size(value.layout, sizes))
+        chunks = value.chunks if chunked else 1.0
+        merged[number] = merged.get(number, 0.0) + dtype_bytes(value.dtype, precision) / chunks
+    return tuple(merged.items())
+
+
+def _transients(
+    program: SegmentProgram, sizes: Mapping[str, float], table: SizeTable, precision: Precision
+) -> tuple[tuple[tuple[int, float], ...], ...]:
+    """The largest sets of values that are neither saved nor weights and live at the same time.
+
+    A value lives from its node to its last reader; sets contained in another are dropped.
+    """
+    kept = set(program.saved) | set(program.remade) | {w.name for w in program.segment.weights}
+    kept |= set(program.gradients.values())
+    last: dict[str, int] = {}
+    for at, node in enumerate(program.nodes):
+        for name in (*node.inputs, *node.outputs):
+            last[name] = at
+    alive: set[str] = set()
+    sets: list[frozenset[str]] = []
+    for at, node in enumerate(program.nodes):
+        fresh = {v for v in node.outputs if v not in kept}
+        if node.in_place or node.kind in ("bias", "slice") or node.fused:
+            fresh = set() if node.inputs[0] in kept else {v for v in fresh if v != node.outputs[0]}
+        alive |= fresh
+        sets.append(frozenset(alive))
+        alive = {v for v in alive if last[v] > at}
+    widest = [s for s in dict.fromkeys(sets) if s and not any(s < other for other in sets)]
+    found = {_terms(sorted(s), program, sizes, table, precision) for s in widest}
+    return tuple(sorted(found))
+
