@@ -73,12 +73,8 @@ def _assumed(shown: Plain) -> Iterator[tuple[str, str]]:
     batches = " or ".join(f"{batch:,}" for batch in shown["global_batches"])
     tokens = f" ({large(given['tokens_per_step'])} tokens per step)" if len(shown["global_batches"]) == 1 else ""
     yield "sequence", f"{given['seq_len']:,} tokens, global batch {batches}{tokens}"
-    yield (
-        "precision",
-        (
-            f"{dtypes['name']}: compute {dtypes['compute']}, matmul {dtypes['matmul']}, parameters {dtypes['parameters']},"
-        ),
-    )
+    products = f"compute {dtypes['compute']}, matmul {dtypes['matmul']}, parameters {dtypes['parameters']},"
+    yield "precision", f"{dtypes['name']}: {products}"
     moments = "+".join(dtypes["moments"]) or "none"
     yield "", f"gradients {dtypes['gradients']}, master {dtypes['master'] or 'none'}, moments {moments}"
     offload = ", optimizer states in host memory" if given["offload_optimizer"] else ""

@@ -61,8 +61,11 @@ def console(stream: TextIO, *, no_color: bool = False) -> Console:
 
 def write_data(text: str) -> None:
     """To stdout, whole; an OSError (a full disk, a closed pipe) is raised here and not at exit."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    stream = sys.stdout
+    if not is_utf8(stream):
+        text = text.encode("ascii", "backslashreplace").decode("ascii")
+    stream.write(text)
+    stream.flush()
 
 
 def say(text: str, *, quiet: bool = False) -> None:
