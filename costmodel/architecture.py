@@ -22,7 +22,6 @@ Blame = Callable[[str, str], DocumentError]
 """(problem, fact) -> an error that points at where the fact was written"""
 
 _KINDS: Mapping[str, Callable[[Any], Any]] = {"int": int, "float": float, "bool": bool, "text": str}
-MAX_LAYERS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

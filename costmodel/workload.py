@@ -1,0 +1,129 @@
+"""What is trained on: recipes of precision, the `workload:` section, and the defaults under both.
+
+Precedence: command line, then the model's file, then what the runtime does, then defaults.yaml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from distplan.costmodel.architecture import data_file, read_fact, schema
+from distplan.costmodel.model import DTYPE_BYTES, Model, Precision, Workload
+from distplan.hardware.documents import Document, no_other_keys, take
+from distplan.hardware.errors import DistplanError, UnknownNameError, did_you_mean
+
+_DTYPE_FIELDS = ("compute", "parameters", "gradients", "master", "moments", "matmul")
+_MOMENTS = {"adamw": 2, "sgd": 1, "adamw8bit": 2}
+"""Adam keeps mean and variance (arXiv 1412.6980); SGD keeps its momentum"""
+
+
+def default(name: str) -> Any:
+    """A value of defaults.yaml: hardware, runtime, seq_len_at_most, …"""
+    return data_file("defaults.yaml").value[name]
+
+
+def precision_names() -> tuple[str, ...]:
+    return tuple(data_file("precisions.yaml").value)
+
+
+def precision(name: str) -> Precision:
+    """The recipe `name` for AdamW; UnknownNameError with near misses."""
+    recipes = data_file("precisions.yaml").value
+    if name not in recipes:
+        raise UnknownNameError("precision", name, recipes)
+    return _recipe(name, recipes[name])
+
+
+def precision_source(name: str) -> str:
+    return str(data_file("precisions.yaml").value[name]["source"])
+
+
+def _recipe(name: str, fields: Mapping[str, str]) -> Precision:
+    moment = fields["moments"]
+    return Precision(
+        name=name,
+        compute=fields["compute"],
+        parameters=fields["parameters"],
+        gradients=fields["gradients"],
+        master=fields["master"],
+        moments=(moment, moment),
+        matmul=fields["matmul"],
+    )
+
+
+def for_optimizer(recipe: Precision, optimizer: str) -> Precision:
+    """The recipe with the moments of `optimizer`: one for SGD, int8 for adamw8bit (arXiv 2110.02861)."""
+    dtype = "int8" if optimizer == "adamw8bit" else recipe.moments[0]
+    return replace(recipe, moments=(dtype,) * _MOMENTS[optimizer])
+
+
+def read_workload(section: Document) -> dict[str, Any]:
+    """The fields that a `workload:` section (or the command line) states, checked; DocumentError."""
+    words = schema("workload")
+    no_other_keys(section, words)
+    fields = {
+        key: read_fact(section, key, words[key])
+        for key, value in section.value.items()
+        if key != "precision" and value is not None
+    }
+    if section.value.get("precision") is not None:
+        fields["precision"] = _read_precision(section)
+    return fields
+
+
+def _read_precision(section: Document) -> Precision:
+    raw = section.value["precision"]
+    if not isinstance(raw, dict):
+        name = take(section, "precision", str)
+        if name not in precision_names():
+            raise section.error(f"unknown precision '{name}'{did_you_mean(name, precision_names())}", "precision")
+        return precision(name)
+    own = section.section("precision")
+    no_other_keys(own, ("like", *_DTYPE_FIELDS))
+    base = take(own, "like", str, default=default("workload")["precision"], choices=precision_names())
+    fields = dict(data_file("precisions.yaml").value[base])
+    for field in _DTYPE_FIELDS:
+        choices = [*DTYPE_BYTES, ""] if field == "master" else list(DTYPE_BYTES)
+        fields[field] = take(own, field, str, default=fields[field], choices=choices)
+    return _recipe(f"{base}, changed", fields)
+
+
+def workload(
+    model: Model,
+    stated: Mapping[str, Any],
+    *,
+    gpus: int,
+    overrides: Mapping[str, Any] | None = None,
+    fallbacks: Mapping[str, Any] | None = None,
+) -> Workload:
+    """The Workload of `model`: `overrides` (plain values, as typed) over `stated` (ModelFile.workload)
+    over `fallbacks` (what a runtime does) over defaults.yaml.
+
+    gpus: the largest count of the search; the default batch follows it, the same for all candidates.
+    Raises DistplanError.
+    """
+    typed = {key: value for key, value in (overrides or {}).items() if value is not None}
+    own = read_workload(Document(file="command line", value=typed, lines={}))
+    fields = {**default("workload"), **(fallbacks or {}), **stated, **own}
+    seq_len = fields.get("seq_len") or min(model.max_seq_len or default("seq_len_at_most"), default("seq_len_at_most"))
+    if model.positions == "learned" and seq_len > model.max_positions:
+        raise DistplanError(
+            f"seq_len {seq_len} is longer than {model.name}'s table of learned positions ({model.max_seq_len}); "
+            f"at most {model.max_seq_len} tokens fit, or raise max_seq_len in a model.yaml"
+        )
+    tokens = max(default("batch_tokens"), default("batch_tokens_per_gpu") * gpus)
+    recipe = fields["precision"]
+    optimizer = fields["optimizer"]
+    return Workload(
+        seq_len=seq_len,
+        global_batch=fields.get("global_batch") or max(1, tokens // seq_len),
+        precision=for_optimizer(precision(recipe) if isinstance(recipe, str) else recipe, optimizer),
+        optimizer=optimizer,
+        attention=fields["attention"],
+        loss=fields["loss"],
+        causal=fields["causal"],
+        clip_grad=fields["clip_grad"],
+        offload_optimizer=fields["offload_optimizer"],
+    )
