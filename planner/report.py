@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -43,8 +44,9 @@ def heading(text: str) -> Text:
     return Text(f"\n{clean(text)}", style="bold")
 
 
-def line(text: str, style: str = "") -> Text:
-    return Text(f"  {clean(text)}", style=style)
+def line(text: str, style: str = "", *, indent: int = 2) -> RenderableType:
+    """Indented, and so are the lines into which it wraps."""
+    return Padding(Text(clean(text), style=style), (0, 0, 0, indent))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (0,)) -> Table:
@@ -52,7 +54,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequen
     made = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim", show_edge=False)
     made.add_column("")
     for index, name in enumerate(columns):
-        made.add_column(name, justify="left" if index in left else "right", overflow="fold")
+        words_wrap = index in left and index > 0
+        made.add_column(name, justify="left" if index in left else "right", no_wrap=not words_wrap, overflow="fold")
     for row in rows:
         made.add_row("", *(clean(cell) for cell in row))
     return made

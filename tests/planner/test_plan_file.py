@@ -44,7 +44,7 @@ def test_hardware_of_ones_own_travels_in_the_file(invented_plan: Plan, tmp_path:
     own = tmp_path / "lab.yaml"
     own.write_text(
         "name: lab\naccelerator: h100-sxm\ngpus_per_node: 4\n"
-        "scaleup: {technology: nvlink4, bandwidth: 450 GB/s}\nfabric: {technology: ib-ndr, bandwidth: 25 GB/s}\n"
+        "scaleup: {technology: nvlink4, bandwidth: 450 GB/s}\nfabric: {technology: infiniband, bandwidth: 25 GB/s}\n"
     )
     cluster = load_cluster(own)
     plan = replace(invented_plan, cluster=cluster)
