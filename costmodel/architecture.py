@@ -144,9 +144,7 @@ def _attention(facts: Facts, hidden: int, blame: Blame) -> Attention:
         raise blame(f"{heads} query heads cannot share {kv_heads} key/value heads evenly", "kv_heads")
     if not head_dim:
         if hidden % heads:
-            raise blame(
-                f"{heads} heads do not divide hidden = {hidden}, and head_dim is not given", "heads"
-            )
+            raise blame(f"{heads} heads do not divide hidden = {hidden}, and head_dim is not given", "heads")
         head_dim = hidden // heads
     latent = facts["kv_lora_rank"] > 0
     if facts["v_head_dim"] not in (0, head_dim) and not latent:
@@ -195,9 +193,7 @@ def _linear(facts: Facts, blame: Blame) -> LinearAttention:
 def _mlp(facts: Facts) -> Mlp | None:
     if not facts["ffn"]:
         return None
-    return Mlp(
-        ffn=facts["ffn"], gated=facts["gated"], bias=facts["mlp_bias"], activation=facts["activation"]
-    )
+    return Mlp(ffn=facts["ffn"], gated=facts["gated"], bias=facts["mlp_bias"], activation=facts["activation"])
 
 
 def _moe(facts: Facts, blame: Blame) -> Moe:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from distplan.costmodel.architecture import Word, build, data_file, defaults, named, read_fact, schema
+from distplan.costmodel.architecture import Word, build, defaults, named, read_fact, schema
 from distplan.costmodel.hf_families import Family, family_of, holds, locate, table
 from distplan.costmodel.hf_layers import layer_facts
 from distplan.costmodel.model import Model
@@ -21,6 +21,9 @@ from distplan.hardware.errors import DocumentError
 from distplan.hardware.parsing import ParseProblem, parse_json
 
 _NOT_JSON = re.compile(r'"(?:[^"\\]|\\.)*"|-?\bInfinity\b|\bNaN\b')
+_PLANS = ("full_every", "moe_step")
+"""facts whose key may hold a plan of all layers instead, which hf_layers.py reads"""
+_PER_LAYER = {*schema("layer"), "shared_experts"} - {"activation"}
 _SIZES_TO_MENTION = ("layers", "hidden", "vocab", "heads", "ffn", "experts", "top_k", "expert_ffn", "window")
 
 
@@ -87,7 +90,7 @@ def read_config(config: Document, name: str) -> Reading:
 def _language_section(config: Document) -> Document:
     for name in table("wrappers")["sections"]:
         place = locate(config, name)
-        if place is not None and isinstance(place[0].value[place[1]], dict):
+        if place is not None and isinstance(place[0].value[place[1]], dict) and place[0].value[place[1]]:
             return place[0].section(place[1])
     return config
 
@@ -112,26 +115,24 @@ def _facts(section: Document, wrapper: Document, family: Family) -> _Found:
         raw = place[0].value[place[1]]
         if raw is None:
             values[fact] = words[fact].default
-        elif isinstance(raw, list) and fact in schema("layer") and fact != "activation":
-            lists[fact] = [_checked(place, item, words[fact]) for item in raw]
-        elif not (isinstance(raw, list | str) and fact in ("full_every", "moe_step", "shared_experts")):
-            values[fact] = _checked(place, raw, words[fact], fact)
-        elif fact == "shared_experts":
-            lists[fact] = [_checked(place, item, words[fact]) for item in raw]
+        elif isinstance(raw, list | str) and fact in _PLANS:
+            continue
+        elif isinstance(raw, list) and fact in _PER_LAYER:
+            lists[fact] = [_checked(place, fact, item, words[fact]) for item in raw]
+        else:
+            values[fact] = _checked(place, fact, raw, words[fact])
     for entry in family.when:
         if "set" in entry and holds(entry, section):
             values.update(entry["set"])
     values["activation"] = _activation(values["activation"], section, origins.get("activation"))
-    _require(section, family, values)
+    _derive(section, family, values, lists)
     if values["embedding_dim"] not in (0, values["hidden"]):
-        place = origins["embedding_dim"]
-        raise place[0].error(f"an embedding narrower than hidden_size = {values['hidden']} is not described", place[1])
+        where, key = origins["embedding_dim"]
+        raise where.error(f"an embedding narrower than hidden_size = {values['hidden']} is not described", key)
     return _Found(values=values, origins=origins, lists=lists)
 
 
-def _place(
-    section: Document, wrapper: Document, fact: str, keys: tuple[str, ...]
-) -> tuple[Document, str] | None:
+def _place(section: Document, wrapper: Document, fact: str, keys: tuple[str, ...]) -> tuple[Document, str] | None:
     """Where the file states a fact; a value before a null, and the wrapper only for tied embeddings."""
     places = [place for key in keys if (place := locate(section, key)) is not None]
     if not places and fact == "tied_embedding":
@@ -140,7 +141,7 @@ def _place(
     return next(iter(stated or places), None)
 
 
-def _checked(place: tuple[Document, str], raw: Any, word: Word, fact: str = "") -> Any:
+def _checked(place: tuple[Document, str], fact: str, raw: Any, word: Word) -> Any:
     section, key = place
     if fact == "activation":
         word = replace(word, choices=())
@@ -156,12 +157,12 @@ def _activation(written: str, section: Document, place: tuple[Document, str] | N
     raise where.error(f"the activation '{written}' is not known; known: {known}", key)
 
 
-def _require(section: Document, family: Family, values: dict[str, Any]) -> None:
+def _derive(section: Document, family: Family, values: dict[str, Any], lists: Mapping[str, Any]) -> None:
+    """Widths that follow from others, once everything stated is in `values`."""
     for fact in ("hidden", "vocab", "heads"):
-        if not values.get(fact):
-            raise section.error(
-                f"none of {', '.join(family.names[fact])} is given, and {family.name} has no default for it"
-            )
+        if not values.get(fact) and fact not in lists:
+            names = ", ".join(family.names[fact])
+            raise section.error(f"none of {names} is given, and {family.name} has no default for it")
     if not values["ffn"] and values["ffn_ratio"]:
         values["ffn"] = int(values["ffn_ratio"] * values["hidden"])
     values["ffn"] //= values["ffn_divisor"]
@@ -169,7 +170,7 @@ def _require(section: Document, family: Family, values: dict[str, Any]) -> None:
         values["head_dim"] = values["qk_nope_head_dim"] + values["qk_rope_head_dim"]
     else:
         values["v_head_dim"] = 0
-    if not values["ffn"] and not values["experts"]:
+    if not values["ffn"] and not values["experts"] and not {"ffn", "experts"} & lists.keys():
         raise section.error(f"none of {', '.join(family.names['ffn'])} is given")
 
 
@@ -188,6 +189,3 @@ def _notes(section: Document, wrapper: Document, family: Family, found: _Found) 
     if not found.values["max_seq_len"]:
         notes.append("the file states no longest sequence")
     return notes
-
-
-__all__ = ["Reading", "data_file", "load_json", "looks_like_config", "read_config"]

@@ -63,6 +63,7 @@ def family_of(config: Document, wrapper: Document) -> Family:
 
     `config` is the language model's section and `wrapper` the whole file (the same where it is flat).
     """
+    _refuse_other_kinds(wrapper, str(wrapper.value.get("model_type")))
     for section, key in ((config, "model_type"), (wrapper, "model_type")):
         stated = section.value.get(key)
         if isinstance(stated, str) and stated:

@@ -24,6 +24,8 @@ def layer_facts(
     layers = values.get("layers") or (len(stated[1]) if stated else 0)
     if not layers:
         raise config.error(f"none of {', '.join(family.names['layers'])} is given, and no plan of the layers")
+    if layers > (schema("model")["layers"].most or layers):
+        raise config.error(f"{layers} layers make no sense", stated[0] if stated else None)
     if stated and len(stated[1]) != layers:
         raise config.error(f"plans {len(stated[1])} layers, but there are {layers}", stated[0])
     for fact, entries in lists.items():
@@ -31,18 +33,17 @@ def layer_facts(
             raise config.error(f"has {len(entries)} entries for {layers} layers", _key(config, family, fact))
     words = stated[1] if stated else _default_plan(config, family, values, layers)
     sparse = _sparse(config, values, layers)
-    base = {name: values[name] for name in schema("layer") if name in values}
     result = []
     for index, word in enumerate(words):
         own = {**values, **{fact: entries[index] for fact, entries in lists.items()}}
-        facts = {**base, **{fact: own[fact] for fact in lists if fact in base}}
-        result.append(_one(config, facts, own, word, sparse[index]))
+        result.append(_one(config, own, word, sparse[index] and own["experts"] > 1))
     return result
 
 
-def _one(config: Document, facts: dict[str, Any], own: Facts, word: str, sparse: bool) -> dict[str, Any]:
-    """Facts of one layer from its word; what a layer does not have is left at zero, so that equals are equal."""
-    one = bool(own["one_sublayer"])
+def _one(config: Document, own: Facts, word: str, sparse: bool) -> dict[str, Any]:
+    """Facts of one layer from its word; what a layer lacks is zero, so that equal layers have equal facts."""
+    facts = {name: own[name] for name in schema("layer")}
+    one = own["one_sublayer"]
     if word in ("moe", "mlp"):
         facts["mixer"], sparse = "none", word == "moe"
     elif word == "linear":
@@ -71,22 +72,28 @@ def _one(config: Document, facts: dict[str, Any], own: Facts, word: str, sparse:
 
 def _stated_plan(config: Document) -> tuple[str, list[str]] | None:
     """(key, word per layer) where the file lists its layers."""
-    known = table("plan_words")
     for key in ("hybrid_override_pattern", "layers_block_type", "layer_types", "attention_layers"):
         raw = config.value.get(key)
         if isinstance(raw, list | str) and raw:
-            unknown = next((word for word in raw if word not in known), None)
-            if unknown is not None:
-                raise config.error(f"the layer type {unknown!r} is not described by this schema", key)
-            return key, [known[word] for word in raw]
+            return key, _words(config, key, raw)
     raw = config.value.get("attention_types")
-    if isinstance(raw, list) and all(_is_run(entry) for entry in raw):
+    if isinstance(raw, list) and raw and all(_is_run(entry) for entry in raw):
         # GPT-Neo: [[words, repeats], ...]
-        return "attention_types", [known.get(word, word) for words, count in raw for word in words * count]
+        return "attention_types", _words(
+            config, "attention_types", [word for words, count in raw for word in words * count]
+        )
     raw = config.value.get("attn_type_list")
-    if isinstance(raw, list):
+    if isinstance(raw, list) and raw:
         return "attn_type_list", ["full" if entry else "linear" for entry in raw]
     return None
+
+
+def _words(config: Document, key: str, raw: Sequence[object]) -> list[str]:
+    known = table("plan_words")
+    unknown = next((word for word in raw if not isinstance(word, str) or word not in known), None)
+    if unknown is not None:
+        raise config.error(f"the layer type {str(unknown)[:40]!r} is not described by this schema", key)
+    return [known[word] for word in raw]
 
 
 def _is_run(entry: object) -> bool:
@@ -95,7 +102,7 @@ def _is_run(entry: object) -> bool:
         and len(entry) == 2
         and isinstance(entry[0], list)
         and type(entry[1]) is int
-        and 0 <= entry[1] <= 10_000
+        and 0 <= entry[1] * len(entry[0]) <= 10_000
     )
 
 
@@ -122,9 +129,7 @@ def _default_plan(config: Document, family: Family, values: Facts, layers: int) 
 
 
 def _sparse(config: Document, values: Facts, layers: int) -> list[bool]:
-    """Which layers have experts."""
-    if values["experts"] < 2:
-        return [False] * layers
+    """Which layers have experts, where the model has any."""
     listed = config.value.get("mlp_layer_types")
     if isinstance(listed, list) and listed:
         if len(listed) != layers:
