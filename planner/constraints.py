@@ -45,6 +45,18 @@ class Context:
         object.__setattr__(self, "facts", _facts(self))
 
 
+def with_runtime(context: Context, runtime: Runtime) -> Context:
+    """The same question asked of another runtime."""
+    return Context(
+        model=context.model,
+        workload=context.workload,
+        runtime=runtime,
+        gpus=context.gpus,
+        domain=context.domain,
+        offload_activations=context.offload_activations,
+    )
+
+
 def _facts(context: Context) -> Mapping[str, Any]:
     model = context.model
     kinds = [model.kinds[name] for name in dict.fromkeys(model.pattern)]
