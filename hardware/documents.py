@@ -79,9 +79,7 @@ def load(path: str | os.PathLike[str]) -> Document:
     try:
         value, lines = parse(text)
     except ParseProblem as problem:
-        raise DocumentError(
-            problem.problem, file=file, line=problem.line, key=dotted(problem.keys) or None
-        ) from None
+        raise DocumentError(problem.problem, file=file, line=problem.line, key=dotted(problem.keys) or None) from None
     if value is None:
         raise DocumentError("the file is empty", file=file)
     return Document(file=file, value=value, lines=lines)

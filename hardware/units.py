@@ -60,11 +60,7 @@ SECONDS = Dimension(
 )
 WATTS = Dimension(name="a power", example="700 W", units={"W": 1.0, "kW": 1e3}, least=1.0, most=1e5)
 DOLLARS_PER_HOUR = Dimension(
-    name="a price",
-    example="2.95 USD/h",
-    units={"USD/h": 1.0, "$/h": 1.0, "USD/hour": 1.0},
-    least=0.0,
-    most=1e4,
+    name="a price", example="2.95 USD/h", units={"USD/h": 1.0, "$/h": 1.0, "USD/hour": 1.0}, least=0.0, most=1e4
 )
 
 
