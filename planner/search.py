@@ -24,6 +24,10 @@ CHANGES = (
 )
 
 
+class RuleError(DistplanError):
+    """A strategy that its runtime cannot run: every rule that it breaks, with its code."""
+
+
 def search(
     model: Model,
     workload: Workload,
@@ -87,7 +91,7 @@ def evaluate(
 ) -> Plan:
     """The plan of one given strategy, whether or not it fits: its verdict is in best.verdict.
 
-    Raises DistplanError with every rule that it breaks.
+    Raises RuleError with every rule that it breaks.
     """
     job = Job(
         model=model, workload=workload, cluster=cluster, runtime=runtime, bounds={}, objective="step-time",
@@ -95,7 +99,7 @@ def evaluate(
     )  # fmt: skip
     broken = [v for v in explain_row(strategy, job.context(strategy.gpus, workload.global_batch)) if not v.warning]
     if broken:
-        raise DistplanError("; ".join(f"{v.code} {v.sentence}{_hint(v.nearest)}" for v in broken))
+        raise RuleError("; ".join(f"{v.code} {v.sentence}{_hint(v.nearest)}" for v in broken))
     price = price_per_gpu_hour if price_per_gpu_hour is not None else cluster.price_per_gpu_hour or None
     pricer = Pricer(job=job, price_per_gpu_hour=price, simulate_plan=simulate_plan)
     choice = pricer.simulated(pricer.choice(strategy, workload.global_batch))
