@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any
 
 from distplan.planner import catalogue
 from distplan.planner.inputs import one_word
 from distplan.planner.output import FORMATS, csv_text, json_text, yaml_text
 from distplan.planner.report_catalogue import hardware_report, model_report, models_table, systems_table
-from distplan.planner.terminal import console, degrade, write_data
+from distplan.planner.terminal import WIDTH, console, degrade, write_data
 
 Options = dict[str, Any]
 Plain = dict[str, Any]
@@ -21,7 +22,9 @@ def version_text() -> str:
     runtimes = known.pop("runtimes")
     lines = [f"distplan {known.pop('distplan')}"]
     lines += [f"  {name.replace('_', ' '):<15} {value}" for name, value in known.items()]
-    lines += ["  runtimes", *(f"    {name:<13} {value}" for name, value in runtimes.items())]
+    lines.append("  runtimes")
+    for name, value in runtimes.items():
+        lines += wrap(f"    {name:<13} {value}", WIDTH, subsequent_indent=" " * 18)
     return degrade("\n".join(lines) + "\n", sys.stdout)
 
 

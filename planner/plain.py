@@ -21,6 +21,8 @@ T = TypeVar("T")
 SIGNIFICANT_DIGITS = 6
 _MOST = 10**12
 """no size, count or degree is larger"""
+_FROM_ZERO = {"zero"}
+"""a stage, not a count"""
 
 
 def plain(value: Any) -> Any:
@@ -65,7 +67,7 @@ def build(cls: type[T], document: Document) -> T:
     for f in fields(cast(Any, cls)):
         optional = f.default is not MISSING or f.default_factory is not MISSING
         if not optional or f.name in document.value:
-            least = 0 if f.default == 0 else 1
+            least = 0 if f.default == 0 or f.name in _FROM_ZERO else 1
             values[f.name] = _field(document, f.name, hints[f.name], least=least)
     return cls(**values)
 

@@ -13,7 +13,18 @@ from rich.text import Text
 from distplan.hardware.units import format_seconds, format_tflops_per_second, format_traffic
 from distplan.planner.report_none import nothing
 from distplan.planner.terminal import clean
-from distplan.planner.wording import bar, count, gib, large, percent, seconds, signed_seconds, strategy_label, words
+from distplan.planner.wording import (
+    bar,
+    count,
+    gib,
+    large,
+    percent,
+    seconds,
+    share,
+    signed_seconds,
+    strategy_label,
+    words,
+)
 
 Plain = dict[str, Any]
 BAR_WIDTH = 22
@@ -66,8 +77,10 @@ def _header(shown: Plain) -> Iterator[RenderableType]:
     gpus = shown["gpus"]
     many = count(gpus[0], "GPU") if len(gpus) == 1 else f"{gpus[0]:,} to {gpus[-1]:,} GPUs ({len(gpus)} counts)"
     yield Text(clean(f"{shown['model']['name']} on {many} of {given['hardware']}"), style="bold")
+    grid = Table.grid(padding=(0, 2))
     for name, text in _assumed(shown):
-        yield Text.assemble((f"  {name:<13}", "dim"), clean(text))
+        grid.add_row("", Text(name, style="dim"), Text(clean(text)))
+    yield grid
 
 
 def _assumed(shown: Plain) -> Iterator[tuple[str, str]]:
@@ -76,18 +89,19 @@ def _assumed(shown: Plain) -> Iterator[tuple[str, str]]:
     batches = " or ".join(f"{batch:,}" for batch in shown["global_batches"])
     tokens = f" ({large(given['tokens_per_step'])} tokens per step)" if len(shown["global_batches"]) == 1 else ""
     yield "sequence", f"{given['seq_len']:,} tokens, global batch {batches}{tokens}"
-    products = f"compute {dtypes['compute']}, matmul {dtypes['matmul']}, parameters {dtypes['parameters']},"
-    yield "precision", f"{dtypes['name']}: {products}"
+    kept = ", ".join(f"{name} {dtypes[name] or 'none'}" for name in ("compute", "matmul", "parameters", "gradients"))
     moments = "+".join(dtypes["moments"]) or "none"
-    yield "", f"gradients {dtypes['gradients']}, master {dtypes['master'] or 'none'}, moments {moments}"
+    yield "precision", f"{dtypes['name']}: {kept}, master {dtypes['master'] or 'none'}, moments {moments}"
     offload = ", optimizer states in host memory" if given["offload_optimizer"] else ""
     yield "optimizer", f"{given['optimizer']}{offload}; attention {given['attention']}; loss {words(given['loss'])}"
-    label = given["memory_label_bytes"] / 1e9
     limit = given["memory_limit_bytes"]
-    room = f"planned for {gib(limit)}" if limit else f"{gib(given['memory_bytes'])} of {label:,.0f} GB"
+    room = (
+        f"planned for {gib(limit)}" if limit else f"{gib(given['memory_bytes'])} of {gib(given['memory_label_bytes'])}"
+    )
     kept = f", {gib(given['reserve_bytes'])} kept free" if given["reserve_bytes"] else ""
     yield "hardware", f"{given['accelerator']}, {room}{kept}"
-    yield "runtime", f"{given['runtime']} {given['runtime_version']}; objective {shown['objective']}"
+    yield "runtime", f"{given['runtime']}, {given['runtime_version']}"
+    yield "objective", shown["objective"]
 
 
 def _strategy(best: Plain) -> Iterator[RenderableType]:
@@ -112,7 +126,7 @@ def _time(best: Plain, shown: Plain) -> Iterator[RenderableType]:
     low, high = seconds(best["step_seconds_low"]), seconds(best["step_seconds_high"])
     yield heading(f"Step time {seconds(total)} (between {low} and {high}{how})")
     rows = [
-        (words(name), format_seconds(part), percent(part / total), bar(part, total, BAR_WIDTH))
+        (words(name), format_seconds(part), percent(part / total), share(part, total, BAR_WIDTH))
         for name, part in best["time"].items()
         if part
     ]
@@ -161,14 +175,14 @@ def _memory(best: Plain, given: Plain) -> Iterator[RenderableType]:
     stages = f"stage {best['worst_stage']} of {best['strategy']['pp']}" if best["strategy"]["pp"] > 1 else "every GPU"
     yield heading(f"Memory per GPU: {stages}, at its peak ({best['worst_phase']})")
     rows = [
-        (words(name), gib(part), percent(part / total), bar(part, total, BAR_WIDTH))
+        (words(name), gib(part), percent(part / total), share(part, total, BAR_WIDTH))
         for name, part in best["memory"].items()
         if part
     ]
     yield table(("part", "memory", "share", ""), rows, left=(0, 3))
     low, high = gib(best["device_bytes_low"]), gib(best["device_bytes_high"])
-    yield line(f"{gib(total)} on the device (between {low} and {high}); allocated {gib(best['allocated_bytes'])},")
-    yield line(f"reserved {gib(best['reserved_bytes'])}")
+    yield line(f"{gib(total)} on the device, between {low} and {high}")
+    yield line(f"of it allocated {gib(best['allocated_bytes'])}, reserved {gib(best['reserved_bytes'])}")
     style = {"fits": "green", "tight": "yellow", "out": "red"}[best["verdict"]]
     yield line(f"{bar(total, usable, 44)} {percent(total / usable)} of {gib(usable)} usable", style=style)
     if best["host_bytes"]:

@@ -54,10 +54,15 @@ def large(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def bar(parts: float, whole: float, width: int) -> str:
+def bar(part: float, whole: float, width: int) -> str:
     """A filled bar; more than the whole fills it."""
-    filled = round(width * min(max(parts / whole, 0.0), 1.0)) if whole > 0.0 else 0
+    filled = round(width * min(max(part / whole, 0.0), 1.0)) if whole > 0.0 else 0
     return "█" * filled + "░" * (width - filled)
+
+
+def share(part: float, whole: float, width: int) -> str:
+    """The filled part of such a bar alone."""
+    return bar(part, whole, width).rstrip("░")
 
 
 def words(name: str) -> str:

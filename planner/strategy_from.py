@@ -1,0 +1,44 @@
+"""The one strategy that a few options mean: what is not said is 1, off, none, or follows from the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from distplan.costmodel.strategy import Strategy
+from distplan.planner.inputs import InputError
+
+
+def strategy_from(given: Mapping[str, tuple[Any, ...]], *, gpus: int | None) -> Strategy:
+    """Defaults: sp where tp > 1, zero 1, vpp 1, micro_batch 1, recompute none; schedule 1f1b, or
+    interleaved where vpp > 1; cp_kind ring where cp > 1; dp_shard fills up `gpus`.
+
+    Raises InputError for several values of one field, or degrees that do not multiply to `gpus`.
+    """
+    one: dict[str, Any] = {}
+    for name, values in given.items():
+        if len(values) != 1:
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"{option}: estimate takes one value, {len(values)} were given; search compares several")
+        one[name] = values[0]
+    one.setdefault("sp", one.get("tp", 1) > 1)
+    one.setdefault("cp_kind", "ring" if one.get("cp", 1) > 1 else "none")
+    one.setdefault("schedule", "interleaved" if one.get("vpp", 1) > 1 else "1f1b")
+    if gpus is not None and "dp_shard" not in one:
+        one["dp_shard"] = _rest(gpus, {name: one.get(name, 1) for name in ("dp_replicate", "tp", "pp", "cp")})
+    strategy = Strategy(**one)
+    if gpus is not None and strategy.gpus != gpus:
+        raise InputError(f"--gpus {gpus}: the degrees given multiply to {strategy.gpus}")
+    return strategy
+
+
+def _rest(gpus: int, degrees: Mapping[str, int]) -> int:
+    product = 1
+    for degree in degrees.values():
+        product *= degree
+    if gpus % product:
+        said = " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)
+        below, above = gpus // product * product, -(-gpus // product) * product
+        near = f"{below} or {above}" if below else str(above)
+        raise InputError(f"--gpus {gpus} is not a multiple of {product} ({said}); {near} would be")
+    return gpus // product
