@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from distplan.costmodel.causal import causal_saving_flops
 from distplan.costmodel.estimate import PHASES, Estimate
 from distplan.planner.plain import plain, rounded
 from distplan.planner.plan import Choice, NothingFits, NothingLegal, OtherRuntime, Plan, Sensitivity
@@ -136,14 +135,13 @@ def utilization(chosen: Choice, plan: Plan) -> Plain:
     peaks = plan.cluster.accelerator.peak_flops
     dtype = plan.workload.precision.matmul
     peak = peaks[dtype]
-    saved = causal_saving_flops(plan.model, plan.workload) * float(estimate.tokens[0]) / chosen.gpus
     per_second = 1.0 / (chosen.step_seconds * peak)
     return {
         "model_flops": float(estimate.model_flops[0]),
         "hardware_flops": float(estimate.hardware_flops[0]),
         "kernel_flops": float(estimate.kernel_flops[0]),
         "mfu": float(estimate.model_flops[0]) * per_second,
-        "mfu_causal": (float(estimate.model_flops[0]) - saved) * per_second,
+        "mfu_causal": float(estimate.model_flops_causal[0]) * per_second,
         "hfu": float(estimate.hardware_flops[0]) * per_second,
         "peak_flops_per_second": peak,
         "peak_dtype": dtype,

@@ -51,6 +51,7 @@ def invented_estimate(*, bubble: float, activations: float) -> Estimate:
         num_micro_batches=column(32.0),
         recompute_layers=column(0.0),
         model_flops=column(3.6e15),
+        model_flops_causal=column(3.2e15),
         hardware_flops=column(3.9e15),
         kernel_flops=column(3.7e15),
         tokens=column(4.0 * 2**20),
