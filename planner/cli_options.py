@@ -39,12 +39,22 @@ DIMENSIONS: Mapping[str, Row] = {
         takes="N", help="Data parallel, replicated (HSDP).", aliases=("data-parallel-replicate-degree",)
     ),
     "dp_shard": Row(takes="N", help="Data parallel, sharded (ZeRO, FSDP).", aliases=("data-parallel-shard-degree",)),
+    "dp": Row(takes="N", help="Data parallel: dp_replicate times dp_shard.", aliases=("data-parallel-size",)),
     "zero": Row(takes="0..3", help="ZeRO stage.", aliases=("zero-stage",)),
     "micro_batch": Row(takes="N", help="Sequences per micro-batch.", aliases=("micro-batch-size", "mbs")),
     "schedule": Row(takes="NAME", help="f_then_b, 1f1b or interleaved.", aliases=("pipeline-schedule",)),
     "recompute": Row(takes="KIND", help="none, selective or full.", aliases=("recompute-granularity",)),
 }
-"""strategy field -> its option; `sp` is a flag and stands apart"""
+"""strategy field (or dp) -> its option; `sp` is a flag and stands apart"""
+
+SOLVED: Mapping[str, Row] = {
+    "recompute_layers": Row(
+        takes="N",
+        help="Layers per stage that full recompute repeats; the least that fits unless told.",
+        aliases=("recompute-num-layers",),
+    )
+}
+"""what a search solves and only an estimate may be told"""
 
 WORKLOAD: Mapping[str, Row] = {
     "global_batch": Row(
@@ -73,7 +83,7 @@ MACHINE: Mapping[str, Row] = {
 
 ALIASES = {
     alias: name.replace("_", "-")
-    for rows in (DIMENSIONS, WORKLOAD, MACHINE)
+    for rows in (DIMENSIONS, SOLVED, WORKLOAD, MACHINE)
     for name, row in rows.items()
     for alias in row.aliases
 } | {"sequence-parallel": "sp", "no-sequence-parallel": "no-sp", "top-n": "top"}
@@ -151,7 +161,7 @@ def _written() -> dict[str, tuple[Any, Any]]:
 
 
 SEARCH = _job() | _search() | _written() | _shown()
-ESTIMATE = _job() | _written() | _shown()
+ESTIMATE = _job() | _rows(SOLVED, _DIMENSION_PANEL) | _written() | _shown()
 SHOW = _shown()
 
 

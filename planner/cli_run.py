@@ -14,7 +14,7 @@ from distplan.hardware.cluster import load_cluster
 from distplan.hardware.documents import load_mapping
 from distplan.hardware.units import parse_bytes, parse_dollars_per_hour
 from distplan.planner import api
-from distplan.planner.cli_options import DIMENSIONS
+from distplan.planner.cli_options import DIMENSIONS, SOLVED
 from distplan.planner.cli_show import print_table
 from distplan.planner.document import document
 from distplan.planner.inputs import InputError, dimension, gpu_counts, one_number, one_word, quantity, whole_numbers
@@ -108,8 +108,8 @@ def _given(options: Options) -> dict[str, tuple[Any, ...]]:
     """Strategy field -> the values typed for it, in order."""
     given = {
         name: dimension(name, f"--{name.replace('_', '-')}", options[name])
-        for name in DIMENSIONS
-        if options[name] is not None
+        for name in (*DIMENSIONS, *SOLVED)
+        if options.get(name) is not None
     }
     return given if options["sp"] is None else given | {"sp": (options["sp"],)}
 
@@ -164,7 +164,7 @@ def _plan_file(name: str) -> PlanFile | None:
 def _setting_of(file: PlanFile, options: Options) -> api.Setting:
     """The file's own setting; the options that describe a job are for models only."""
     job_options = ("gpus", "hardware", "runtime", "mesh_order", "global_batch", "seq_len", "precision", "optimizer")
-    job_options += ("attention", "loss", "sp", *DIMENSIONS)
+    job_options += ("attention", "loss", "sp", *DIMENSIONS, *SOLVED)
     given = [name for name in job_options if options[name] is not None]
     if given:
         option = f"--{given[0].replace('_', '-')}"

@@ -27,7 +27,16 @@ MAX_LAYERS = 10_000
 _HEAD = "# A strategy of distplan; `distplan estimate FILE` prices it again.\n"
 _KEYS = ("format_version", "strategy", "limits", "workload", "hardware", "runtime", "model", "estimate")
 _LIMITS = ("reserve_bytes", "memory_limit_bytes", "allow_tight", "price_per_gpu_hour")
-_SUMMARY = ("gpus", "verdict", "step_seconds", "step_seconds_low", "step_seconds_high", "tokens_per_second_per_gpu")
+_SUMMARY = (
+    "gpus",
+    "verdict",
+    "num_micro_batches",
+    "recompute_layers",
+    "step_seconds",
+    "step_seconds_low",
+    "step_seconds_high",
+    "tokens_per_second_per_gpu",
+)
 _SUMMARY += ("mfu", "hfu", "device_bytes", "usable_bytes", "worst_stage", "worst_phase", "time", "memory")
 
 

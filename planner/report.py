@@ -167,6 +167,11 @@ def _communication(best: Plain) -> Iterator[RenderableType]:
     if not rows:
         yield line("none")
         return
+    sums = {
+        name: sum(row[name] for row in best["communication"]) for name in ("wire_bytes", "seconds", "exposed_seconds")
+    }
+    times = format_seconds(sums["seconds"]), format_seconds(sums["exposed_seconds"])
+    rows.append(("all", "", "", "", format_traffic(sums["wire_bytes"]), *times))
     yield table(("axis", "collective", "calls", "payload", "on the wire", "time", "exposed"), rows, left=(0, 1))
 
 

@@ -24,21 +24,27 @@ def strategy_from(given: Mapping[str, tuple[Any, ...]], *, gpus: int | None) -> 
     one.setdefault("sp", one.get("tp", 1) > 1)
     one.setdefault("cp_kind", "ring" if one.get("cp", 1) > 1 else "none")
     one.setdefault("schedule", "interleaved" if one.get("vpp", 1) > 1 else "1f1b")
+    dp = one.pop("dp", None)
+    if dp is not None and "dp_shard" not in one:
+        one["dp_shard"] = _rest(dp, {"dp_replicate": one.get("dp_replicate", 1)}, "--dp")
     if gpus is not None and "dp_shard" not in one:
-        one["dp_shard"] = _rest(gpus, {name: one.get(name, 1) for name in ("dp_replicate", "tp", "pp", "cp")})
+        degrees = {name: one.get(name, 1) for name in ("dp_replicate", "tp", "pp", "cp")}
+        one["dp_shard"] = _rest(gpus, degrees, "--gpus")
     strategy = Strategy(**one)
+    if dp is not None and strategy.dp != dp:
+        raise InputError(f"--dp {dp}: dp_replicate times dp_shard is {strategy.dp}")
     if gpus is not None and strategy.gpus != gpus:
         raise InputError(f"--gpus {gpus}: the degrees given multiply to {strategy.gpus}")
     return strategy
 
 
-def _rest(gpus: int, degrees: Mapping[str, int]) -> int:
+def _rest(total: int, degrees: Mapping[str, int], option: str) -> int:
     product = 1
     for degree in degrees.values():
         product *= degree
-    if gpus % product:
+    if total % product:
         said = " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)
-        below, above = gpus // product * product, -(-gpus // product) * product
+        below, above = total // product * product, -(-total // product) * product
         near = f"{below} or {above}" if below else str(above)
-        raise InputError(f"--gpus {gpus} is not a multiple of {product} ({said}); {near} would be")
-    return gpus // product
+        raise InputError(f"{option} {total} is not a multiple of {product} ({said}); {near} would be")
+    return total // product

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from distplan.costmodel.strategy import STRUCTURE
+from distplan.costmodel.strategy import STRUCTURE, Strategy
 from distplan.hardware.errors import DistplanError
 from distplan.hardware.units import parse_bytes
 from distplan.planner.cli_options import ALIASES, DIMENSIONS, canonical
 from distplan.planner.inputs import dimension, gpu_counts, one_number, quantity, whole_numbers, words
+from distplan.planner.strategy_from import strategy_from
 
 
 @pytest.mark.parametrize(
@@ -94,3 +95,29 @@ def test_no_alias_hides_an_option() -> None:
     assert not options & set(ALIASES)
     assert canonical("tensor_model_parallel_size") == "tp"
     assert canonical("sequence-parallel") == "sp"
+
+
+def test_one_strategy_from_a_few_options() -> None:
+    made = strategy_from({"tp": (8,), "pp": (4,), "vpp": (5,)}, gpus=64)
+    assert made == Strategy(tp=8, pp=4, vpp=5, dp_shard=2, sp=True, schedule="interleaved")
+    assert strategy_from({"cp": (2,), "dp": (4,), "dp_replicate": (2,)}, gpus=None) == Strategy(
+        cp=2, cp_kind="ring", dp_replicate=2, dp_shard=2
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus", "says"),
+    [
+        ({"tp": (7,)}, 64, "63 or 70"),
+        ({"tp": (128,)}, 64, "; 128 would be"),
+        ({"tp": (4, 8)}, 64, "takes one value"),
+        ({"tp": (8,), "dp_shard": (4,)}, 64, "multiply to 32"),
+        ({"dp": (3,), "dp_replicate": (2,)}, None, "--dp 3 is not a multiple of 2"),
+        ({"dp": (4,), "dp_shard": (2,)}, None, "is 2"),
+    ],
+)
+def test_degrees_that_do_not_fit_together_are_refused(
+    given: dict[str, tuple[int, ...]], gpus: int | None, says: str
+) -> None:
+    with pytest.raises(DistplanError, match=says):
+        strategy_from(given, gpus=gpus)
