@@ -50,7 +50,7 @@ class Accelerator:
     """field (peak_flops.bf16, memory_bandwidth, …) -> Fact"""
 
 
-_KEYS = ("name", "vendor", "generation", "aliases", "num_sms", "peak_flops", "memory", "memory_label")
+_KEYS: tuple[str, ...] = ("name", "vendor", "generation", "aliases", "num_sms", "peak_flops", "memory", "memory_label")
 _KEYS += ("memory_bandwidth", "l2", "scaleup", "pcie_bandwidth", "tdp", "notes")
 _QUANTITIES: Mapping[str, tuple[str, Callable[[Any], float], float]] = {
     "num_sms": ("num_sms", count, 1.0),

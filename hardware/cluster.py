@@ -60,7 +60,7 @@ class Cluster:
     """scaleup.bandwidth, fabric.bandwidth, gpus_per_node, … -> Fact"""
 
 
-_SYSTEM_KEYS = ("name", "accelerator", "aliases", "gpus_per_node", "scaleup", "node", "fabric", "nics")
+_SYSTEM_KEYS: tuple[str, ...] = ("name", "accelerator", "aliases", "gpus_per_node", "scaleup", "node", "fabric", "nics")
 _SYSTEM_KEYS += ("nic_bandwidth", "host_memory", "prices", "reference_for", "sources")
 
 

@@ -6,13 +6,15 @@ what one GPU sends with the algorithm chosen. Wire factors are those of nccl-tes
 (NVIDIA/nccl-tests doc/PERFORMANCE.md); the choice between ring, tree and in-switch reduction is NCCL's
 (NVIDIA/nccl src/graph/tuning.cc): the one that takes least time. Constants: hardware/links.py.
 
-Every term carries a factor that is zero for a group of one rank, so that such a group costs exactly 0.
+Every term carries a factor that is zero for a group of one rank, so that such a group costs exactly 0;
+so does an empty payload.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,10 +60,13 @@ def price_over(
         raise KeyError(kind)
     payload = np.asarray(payload_bytes, dtype=np.float64)
     if kind == "all_to_all":
-        return _all_to_all(payload, group, tiers, links)
-    if kind in ("send_recv", "ring_exchange"):
-        return _neighbours(kind, payload, group, tiers, links)
-    return _reduction_or_gather(kind, payload, group, tiers, links)
+        cost = _all_to_all(payload, group, tiers, links)
+    elif kind in ("send_recv", "ring_exchange"):
+        cost = _neighbours(kind, payload, group, tiers, links)
+    else:
+        cost = _reduction_or_gather(kind, payload, group, tiers, links)
+    issued = np.minimum(payload, 1.0)  # nothing to send, nothing called
+    return replace(cost, seconds=issued * cost.seconds, step_seconds=issued * cost.step_seconds)
 
 
 # ---------------------------------------------------------------- what all kinds share
@@ -104,7 +109,7 @@ def _lanes(tier: Tier, below: Floats) -> Floats:
 def _ring_steps(group: Group) -> list[Floats]:
     """How many of a ring's n-1 hops run over each tier's links."""
     counts = [group.size, *group.spans]
-    return [inner - outer for inner, outer in zip(counts, counts[1:], strict=False)]
+    return [inner - outer for inner, outer in pairwise(counts)]
 
 
 def _ceil_log2(count: Floats) -> Floats:

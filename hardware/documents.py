@@ -126,7 +126,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 def take(
     doc: Document,
     key: str,
-    kind: Callable[[Any], T],
+    kind: type[T] | Callable[[Any], T],
     *,
     minimum: float | None = None,
     maximum: float | None = None,
@@ -138,7 +138,7 @@ def take(
 def take(
     doc: Document,
     key: str,
-    kind: Callable[[Any], T],
+    kind: type[T] | Callable[[Any], T],
     *,
     default: D,
     minimum: float | None = None,
