@@ -1,79 +1,32 @@
 """Fit the constants of hardware/data/collectives_fit.yaml to published collective benchmarks.
 
-    python benchmarks/calibrate_collectives.py MEASURED_CSV MICRO_CSV [--write]
+    python -m benchmarks.calibrate_collectives MEASURED_CSV MICRO_CSV [--write]
 
-Prints, for every technology, collective and group size, the median and the worst relative error from
-1 MiB up (and below), with the number of rows. `--write` replaces the constants. Rows that both files
-hold are used once. One constant set per technology is fitted to all devices and group sizes together.
+Prints, for every system, collective and group size, the median and the worst relative error from 1 MiB
+up (and below), with the number of rows; `--report-only` does so for the shipped constants, `--write`
+replaces them. One constant set per technology is fitted to all devices and group sizes together.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from distplan.hardware.cluster import Cluster, load_cluster
-from distplan.hardware.collectives import price_over
+from benchmarks.collective_report import MIB, predict, report
+from benchmarks.collective_rows import Row, distinct, measured_rows, micro_rows
 from distplan.hardware.documents import write_atomically
-from distplan.hardware.groups import group_span
 from distplan.hardware.links import FITS_FILE, Curve, Link, load_links
 
-MIB = 2.0**20
 RDMA = 0.98
 """of the line rate, at most: perftest on ConnectX-7 reads 392 of 400 Gbit/s (NVIDIA/nccl issue 2409)"""
 NET_PEER = 2.7e-6
 """NCCL's ring latency per network peer with the LL protocol (NVIDIA/nccl src/graph/tuning.cc)"""
-KINDS = {"alltoall": "all_to_all", "sendrecv": "send_recv", "all-gather": "all_gather", "all-reduce": "all_reduce"}
-KINDS |= {"reduce-scatter": "reduce_scatter"}
-
-
-@dataclass(frozen=True)
-class Row:
-    system: str
-    kind: str
-    ranks: int
-    nodes: int
-    size: float
-    """nccl-tests' size: the full buffer also for all_gather"""
-    seconds: float
-    source: str
-
-
-SYSTEMS = [
-    ("p4de", "aws-p4de"),
-    ("p5en", "aws-p5en"),
-    ("p5.48xlarge", "aws-p5"),
-    ("p6-b200", "aws-p6-b200"),
-    ("a3-megagpu", "gcp-a3-mega"),
-    ("A3 Mega", "gcp-a3-mega"),
-    ("a3-highgpu", "gcp-a3-high"),
-    ("A3 High", "gcp-a3-high"),
-    ("A3 Ultra", "gcp-a3-ultra"),
-    ("oci-hpc", "oci-bm-gpu-h100"),
-    ("NVL8 partitions", "dgx-b200"),
-    ("NVL4 partitions", "dgx-b200"),
-    ("V100", "dgx-v100"),
-    ("A100", "dgx-a100"),
-    ("H20 ", "h20-96gb-node"),
-    ("H200", "hgx-h200"),
-    ("H100", "dgx-h100"),
-    ("GB200", "gb200-nvl72"),
-    ("GB300", "gb300-nvl72"),
-    ("B200", "dgx-b200"),
-    ("B300", "dgx-b300"),
-    ("RTX PRO 6000", "rtxpro6000-8"),
-    ("MI300X", "mi300x-8x400g"),
-]
-"""the first text found in a row's device, detail or source -> the system that was measured"""
 
 FITS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "nvlink2": {"all_reduce": ("dgx-v100",)},
@@ -98,125 +51,6 @@ FABRICS = {
     "tcpxo": ("gcp-a3-mega",),
     "tcpx": ("gcp-a3-high",),
 }
-
-
-# ---------------------------------------------------------------- rows
-
-
-def _number(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:([KMG])(iB)?)?", text.strip())
-    if match is None:
-        return 0.0
-    return float(match[1]) * {None: 1, "K": 2**10, "M": 2**20, "G": 2**30}[match[2]]
-
-
-def _bus_factor(kind: str, ranks: int) -> float:
-    if kind == "all_reduce":
-        return 2.0 * (ranks - 1) / ranks
-    return 1.0 if kind == "send_recv" else (ranks - 1) / ranks
-
-
-def _system(*texts: str) -> str | None:
-    together = " ".join(texts)
-    return next((system for text, system in SYSTEMS if text in together), None)
-
-
-def measured_rows(path: Path) -> Iterable[Row]:
-    for row in csv.DictReader(path.open()):
-        detail, source = row["detail"], row["source"]
-        unusable = (
-            "SUSPECT",
-            "not named",
-            "printed",
-            "NVLS off;",
-            "older stack",
-            "Tree;",
-            "1 GPU per node",
-            "nccom",
-            "NVLS_ENABLE=0",
-        )
-        if "partitions" in row["device"]:  # racks cut into domains of 8 and 4; the faster of tree and ring counts
-            detail = detail.replace("NVLS off; tree", "")
-        if row["kind"] not in ("collective_busbw", "collective_latency") or any(
-            word in row["device"] + detail for word in unusable
-        ):
-            continue
-        kind = re.split(r"[;,]", detail)[0].strip()
-        kind = KINDS.get(kind, kind)
-        ranks = re.search(r"gpus=(\d+)", detail)
-        size = re.search(r"size(?:_bytes)?=([\w.]+)", detail) or re.search(r"\b(\d+ ?[MG]iB)\b", detail)
-        system = _system(row["device"], detail, source)
-        if ranks is None or size is None or system is None or kind not in KINDS.values():
-            continue
-        nodes = re.search(r"nodes=(\d+)", detail) or re.search(r"partitions x(\d)", row["device"])
-        n, size_bytes, busbw = int(ranks[1]), _number(size[1]), float(row["value"])
-        k = int(nodes[1]) if nodes else max(1, n // load_cluster(system).gpus_per_node)
-        latency = row["kind"] == "collective_latency"
-        time = re.search(r"([\d.]+)", row["value"]) if latency else re.search(r"time_us=([\d.]+)", detail)
-        if kind == "send_recv" or (time is None and busbw < 1.0):
-            continue
-        seconds = float(time[1]) * 1e-6 if time else size_bytes * _bus_factor(kind, n) / busbw / 1e9
-        yield Row(system, kind, n, 1 if "NVL72" in row["device"] else k, size_bytes, seconds, source)
-
-
-def micro_rows(path: Path) -> Iterable[Row]:
-    for row in csv.DictReader(path.open()):
-        if not row["kind"].startswith("collective") or not row["size_bytes"] or not row["n_gpus"]:
-            continue
-        kind = row["kind"].split()[1]
-        kind = KINDS.get(kind, kind)
-        system = _system(row["gpu"], row["source"])
-        # vidur's all-reduce over two nodes shares one NIC, and its calls are timed from Python
-        if system is None or ("vidur" in row["source"] and kind != "send_recv"):
-            continue
-        if "A100 DGX" in row["gpu"] and row["n_nodes"] == "2":
-            continue
-        unit, value = row["unit"], float(row["achieved"])
-        n = int(row["n_gpus"])
-        if unit.startswith("ms"):
-            seconds = value * 1e-3
-        elif row["derived_unit"].startswith("us"):
-            seconds = float(row["derived_achieved"]) * 1e-6
-        else:
-            continue
-        yield Row(system, kind, n, int(row["n_nodes"] or 1), float(row["size_bytes"]), seconds, row["source"])
-
-
-def distinct(rows: Iterable[Row]) -> list[Row]:
-    """One row per measurement: both files print some tables."""
-    found: dict[tuple[object, ...], Row] = {}
-    for row in rows:
-        if row.size > 0 and row.seconds > 0:
-            key = (row.system, row.kind, row.ranks, row.nodes, row.size, float(f"{row.seconds:.3g}"))
-            found.setdefault(key, row)
-    return list(found.values())
-
-
-# ---------------------------------------------------------------- fitting
-
-
-def predict(rows: list[Row], links: Mapping[str, Link], in_switch: bool = True) -> NDArray[np.float64]:
-    """Modelled seconds of every row, one call per system and collective."""
-    seconds = np.zeros(len(rows))
-    batches: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for index, row in enumerate(rows):
-        batches[(row.system, row.kind)].append(index)
-    for (system, kind), indices in batches.items():
-        cluster: Cluster = load_cluster(system)
-        mine = [rows[index] for index in indices]
-        ranks = np.array([float(row.ranks) for row in mine])
-        nodes = np.array([float(row.nodes) for row in mine])
-        axes = [(ranks / nodes, np.ones_like(nodes)), (nodes, np.full_like(nodes, cluster.tiers[0].size))]
-        size = np.array([row.size for row in mine])
-        used = [links[tier.technology] for tier in cluster.tiers]
-        if not in_switch:
-            used[0] = replace(used[0], least_switch_ranks=1e9)
-        payload = size / ranks if kind == "all_gather" else size
-        # a job on one node straddles nothing, whatever its size
-        gpus = np.where(nodes == 1.0, ranks, np.inf)
-        group = group_span(axes, cluster, gpus)
-        seconds[indices] = price_over(kind, payload, group, cluster.tiers, used).seconds
-    return seconds
 
 
 def with_curves(links: Mapping[str, Link], technology: str, curves: Mapping[str, Curve]) -> dict[str, Link]:
@@ -375,35 +209,6 @@ def fit_xgmi(rows: list[Row], links: dict[str, Link]) -> dict[str, Link]:
         }
         links = with_curves(links, "xgmi", curves)
     return links
-
-
-# ---------------------------------------------------------------- report
-
-
-def report(rows: list[Row], links: Mapping[str, Link]) -> None:
-    groups: dict[tuple[str, str, int, int], list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[(row.system, row.kind, row.ranks, row.nodes)].append(row)
-    print(
-        f"{'system':16} {'collective':15} {'ranks':>5} {'nodes':>5} {'rows':>5} {'median':>8} {'worst':>8}  below 1 MiB"
-    )
-    everything: dict[str, list[float]] = defaultdict(list)
-    for (system, kind, ranks, nodes), mine in sorted(groups.items()):
-        errors = predict(mine, links) / np.array([r.seconds for r in mine]) - 1.0
-        big = np.array([r.size >= MIB for r in mine])
-        large, small = errors[big], errors[~big]
-        everything[kind if nodes == 1 else f"{kind}, nodes"] += list(np.abs(large))
-        worst = large[np.argmax(np.abs(large))] if len(large) else float("nan")
-        middle = np.median(np.abs(large)) if len(large) else float("nan")
-        below = f"{np.median(np.abs(small)):.0%} of {len(small)}" if len(small) else ""
-        print(f"{system:16} {kind:15} {ranks:5} {nodes:5} {len(large):5} {middle:8.1%} {worst:+8.1%}  {below}")
-    print("\nfrom 1 MiB up, all devices:")
-    for kind, errors in sorted(everything.items()):
-        if errors:
-            print(
-                f"  {kind:24} {len(errors):5} rows  median {np.median(errors):6.1%}"
-                f"  90th {np.quantile(errors, 0.9):6.1%}"
-            )
 
 
 def as_yaml(links: Mapping[str, Link], num_rows: int) -> str:
