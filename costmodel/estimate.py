@@ -1,4 +1,9 @@
-"""What a strategy costs: the one function `estimate`, and the columns that it returns."""
+"""What a strategy costs: the one function `estimate`, and the columns that it returns.
+
+A batch is worked off in two steps: distinct combinations of the few columns that a cost depends on
+are priced once (tables.py), then every (pp, vpp, schedule) gathers them per stage (stage_costs.py,
+step_time.py). A single strategy is a batch of one row and goes the same way.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +13,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from distplan.costmodel.strategy import Floats
+from distplan.costmodel.combine import LocalTables, StateTables, local_tables, state_tables
+from distplan.costmodel.detail import Communication, communication
+from distplan.costmodel.model import Model, Workload
+from distplan.costmodel.runtime import Runtime
+from distplan.costmodel.stage_costs import MEMORY_PARTS, PHASES
+from distplan.costmodel.step_time import TIME_PARTS, GroupCosts, group_costs
+from distplan.costmodel.strategy import Floats, Strategies, Strategy
+from distplan.costmodel.tables import Engine, distinct, engine
+from distplan.hardware.cluster import Cluster
 
+__all__ = ["MEMORY_PARTS", "PHASES", "TIME_PARTS", "Communication", "Estimate", "estimate"]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Communication:
-    """One collective of the Program on one device of the critical stage, per step (arrays of rows).
-
-    `payload_bytes` is what is given to the collective, `wire_bytes` what one GPU sends with the
-    algorithm chosen; both, and the seconds, are totals over `count` calls.
-    """
-
-    name: str
-    """the tensor that moves, dotted"""
-    axis: str
-    """tp | cp | dp | dp_replicate | dp_shard | pp | ep … (mesh axes joined by '+')"""
-    kind: str
-    phase: str
-    count: Floats
-    payload_bytes: Floats
-    wire_bytes: Floats
-    seconds: Floats
-    exposed_seconds: Floats
+STEP_SECONDS_BAND = 0.10
+"""± of the step time until it is fitted to runs: public numbers of one setup differ by 10 % between
+software releases and days (NVIDIA/Megatron-Bridge performance tables against their archive)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +35,8 @@ class Estimate:
     """Columns, one entry per strategy. Parts add up exactly, in their order, to their total.
 
     `time` are the parts of `step_seconds` on the critical stage, `memory` the parts of
-    `device_bytes` on the worst stage in its worst phase.
+    `device_bytes` on the worst stage in its worst phase. The low end of memory has no fragmentation,
+    the high end has it twice.
     """
 
     step_seconds: Floats
@@ -58,13 +57,75 @@ class Estimate:
     recompute_layers: Floats
     """layers per stage that are recomputed (solved: the least that fits)"""
     model_flops: Floats
+    model_flops_causal: Floats
     hardware_flops: Floats
     kernel_flops: Floats
-    """FLOPs per GPU and step: forward×3 with full s²; + recompute; what kernels execute"""
+    """FLOPs per GPU and step: forward×3 with full s²; with half of it; + recompute; what kernels execute"""
     tokens: Floats
     """tokens per step of the whole job"""
     communication: tuple[Communication, ...]
+    """empty unless asked for with detail=True"""
     host_bytes: Floats
 
 
-PHASES = ("init", "forward peak", "loss", "backward", "optimizer step")
+def estimate(
+    model: Model, workload: Workload, cluster: Cluster, runtime: Runtime, strategies: Strategies | Strategy, *,
+    usable_bytes: float | None = None, detail: bool = False,
+) -> Estimate:
+    """Price strategies. `usable_bytes` of device memory (default: all that the driver gives) is what
+    recomputation is solved for; `detail` adds the table of collectives.
+
+    Raises GraphError for an architecture without operators, DistplanError for a dtype that the
+    accelerator does not have.
+    """
+    rows = Strategies.of([strategies]) if isinstance(strategies, Strategy) else strategies
+    usable = cluster.accelerator.memory_bytes if usable_bytes is None else usable_bytes
+    eng = engine(model, workload, cluster, runtime)
+    gpus = rows.degree("dp_replicate") * rows.degree("dp_shard") * rows.degree("tp") * rows.degree("pp") * rows.degree("cp")
+    local = local_tables(eng, rows, gpus)
+    state = state_tables(eng, rows, gpus)
+    _, group = distinct(rows.columns["pp"], rows.columns["vpp"], rows.columns["schedule"])
+    out = GroupCosts.empty(len(rows))
+    for number in range(int(group.max(initial=-1)) + 1):
+        members = np.flatnonzero(group == number)
+        costs = _of_group(eng, rows.take(members), gpus[members], local, state, members, usable)
+        out.put(members, costs)
+    return _columns(eng, rows, gpus, out, usable, communication(eng, rows, gpus, out) if detail else ())
+
+
+def _of_group(
+    eng: Engine, rows: Strategies, gpus: Floats, local: LocalTables, state: StateTables, members: NDArray[np.intp],
+    usable: float,
+) -> GroupCosts:
+    first = rows[0]
+    return group_costs(
+        eng, rows, gpus, local.of(members), state.of(members), pp=first.pp, vpp=first.vpp, schedule=first.schedule,
+        usable=usable,
+    )
+
+
+def _columns(
+    eng: Engine, rows: Strategies, gpus: Floats, out: GroupCosts, usable: float, exchanges: tuple[Communication, ...]
+) -> Estimate:
+    workload = eng.workload
+    batch = float(workload.global_batch)
+    per_sequence, attention = eng.flops_per_sequence()
+    fragmentation = out.memory[MEMORY_PARTS.index("fragmentation")]
+    model_flops = (3.0 * per_sequence) * batch / gpus
+    causal = (3.0 * (per_sequence - (0.5 * attention if workload.causal else 0.0))) * batch / gpus
+    step = out.time[0]
+    for part in out.time[1:]:
+        step = step + part
+    return Estimate(
+        step_seconds=step, step_seconds_low=step * (1.0 - STEP_SECONDS_BAND),
+        step_seconds_high=step * (1.0 + STEP_SECONDS_BAND), time=dict(zip(TIME_PARTS, out.time, strict=True)),
+        allocated_bytes=out.allocated, reserved_bytes=out.reserved, device_bytes=out.device,
+        device_bytes_low=out.device - fragmentation, device_bytes_high=out.device + fragmentation,
+        usable_bytes=np.full(len(rows), float(usable)), memory=dict(zip(MEMORY_PARTS, out.memory, strict=True)),
+        worst_stage=out.stage.astype(np.int64), worst_phase=out.phase.astype(np.int64),
+        num_micro_batches=out.micro_batches, recompute_layers=out.recompute_layers, model_flops=model_flops,
+        model_flops_causal=causal, hardware_flops=model_flops + out.recompute_flops, kernel_flops=out.kernel_flops,
+        tokens=np.full(len(rows), batch * workload.seq_len), communication=exchanges, host_bytes=out.host,
+    )
+
+

@@ -61,16 +61,21 @@ def load_json(path: str | os.PathLike[str]) -> Document:
 
 
 def looks_like_config(document: Document) -> bool:
-    """Whether a mapping is somebody's config.json and not our model.yaml."""
-    marks = {"model_type", "architectures", "transformers_version", "_class_name", "_diffusers_version"}
-    sizes = {key for fact in ("hidden", "heads") for key in table("names")[fact]}
-    return not marks.isdisjoint(document.value) or not sizes.isdisjoint(document.value)
+    """Whether a mapping is somebody's config.json and not our model.yaml, which may be JSON too."""
+    marks = ("model_type", "architectures", "transformers_version", "_class_name", "_diffusers_version")
+    ours = {"layers", "hidden"} & document.value.keys()
+    return any(mark in document.value for mark in marks) or (document.file.endswith(".json") and not ours)
+
+
+def our_word(key: str) -> str | None:
+    """The word of model.yaml for a key of config.json."""
+    return next((fact for fact, keys in table("names").items() if key in keys), None)
 
 
 def read_config(config: Document, name: str) -> Reading:
     """The decoder that a config.json describes; DocumentError where it describes none."""
     if any(key.startswith(("_class_name", "_diffusers")) for key in config.value):
-        raise config.error("is a diffusers file, a diffusion model; only decoder language models can be planned")
+        raise config.error("is a diffusers file: a diffusion model, which cannot be planned")
     section = _language_section(config)
     family = family_of(section, config)
     _refuse_unsupported(section, family)

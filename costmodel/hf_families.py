@@ -93,11 +93,9 @@ def _architectures(config: Document) -> Iterator[str]:
 def _refuse_other_kinds(config: Document, model_type: str) -> None:
     for kind, members in table("refused").items():
         if model_type in members:
-            raise config.error(f"'{model_type}' is {kind}; only decoder language models can be planned", "model_type")
+            raise config.error(f"'{model_type}' is {kind}, which cannot be planned", "model_type")
     if config.value.get("is_encoder_decoder") is True:
-        raise config.error(
-            "is an encoder-decoder model; only decoder language models can be planned", "is_encoder_decoder"
-        )
+        raise config.error("is an encoder-decoder model, which cannot be planned", "is_encoder_decoder")
 
 
 def _plain(name: str) -> str:

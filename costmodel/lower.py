@@ -114,7 +114,9 @@ def _work(
         if node.kind == "slice":
             return None
         category = CATEGORIES.index("tp" if set(node.axes) <= set(TP) else "cp")
-        terms = _terms(node.inputs, program, sizes, table, precision)
+        reduces = set(node.axes) & set(program.values[node.inputs[0]].layout.partial)
+        given = node.outputs if node.kind == "ring_exchange" and reduces else node.inputs
+        terms = _terms(given, program, sizes, table, precision)
         return Work(segment=segment, phase=phase, category=category, name=node.name, terms=terms, kind=node.kind,
                     axes=node.axes)
     if node.kind == "einsum":

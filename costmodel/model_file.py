@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from distplan.costmodel.architecture import Facts, build, read_fact, schema
-from distplan.costmodel.hf_config import load_json, looks_like_config, read_config
+from distplan.costmodel.hf_config import load_json, looks_like_config, our_word, read_config
 from distplan.costmodel.model import Model
 from distplan.costmodel.workload import read_workload
 from distplan.hardware.documents import Document, load_mapping, no_other_keys, read_text, take
@@ -56,12 +56,14 @@ def load_model(name_or_path: str | os.PathLike[str]) -> ModelFile:
     """
     given = os.fspath(name_or_path)
     path = Path(given)
+    if "\0" in given:
+        raise DocumentError("is not a path", file=repr(given))
     shipped = {name.lower(): name for name in shipped_models()}
     try:
         inside = [path / name for name in ("config.json", "model.yaml") if (path / name).is_file()]
         exists = path.exists()
-    except (OSError, ValueError):
-        raise DocumentError("is not a path", file=repr(given)) from None
+    except OSError as error:
+        raise DocumentError(f"cannot be read: {error.strerror or error}", file=given) from None
     if inside:
         return _load(inside[0], path.resolve().name)
     if given.lower() in shipped and not path.is_file():
@@ -96,7 +98,7 @@ def _load(path: Path, name: str, shipped: bool = False) -> ModelFile:
     is_json = path.suffix.lower() == ".json"
     document = load_json(path) if is_json else load_mapping(path)
     digest = hashlib.sha256(read_text(path).encode()).hexdigest()
-    if not {"layers", "hidden"} <= document.value.keys() and (is_json or looks_like_config(document)):
+    if looks_like_config(document):
         reading = read_config(document, name)
         return ModelFile(
             model=reading.model,
@@ -127,7 +129,11 @@ def _has(document: Document, key: str) -> bool:
 
 def read_model(document: Document, name: str) -> Model:
     """The Model of our model.yaml; `name` where the file gives none. DocumentError."""
-    no_other_keys(document, [*schema("model"), *schema("layer"), *_SECTIONS])
+    known = [*schema("model"), *schema("layer"), *_SECTIONS]
+    for key in document.value:
+        if key not in known and (word := our_word(key)) in known:
+            raise document.error(f"is config.json's word; in a model.yaml it is '{word}'", key)
+    no_other_keys(document, known)
     facts = {
         key: read_fact(document, key, word)
         for key, word in schema("model").items()
@@ -204,11 +210,11 @@ def _pattern(document: Document, kinds: Mapping[str, Facts], layers: int) -> lis
             raise document.error(f"{entry!r} is not 'kind' or 'kind*count'", "pattern")
         if match[1] not in kinds:
             raise document.error(f"unknown kind '{match[1]}'{did_you_mean(match[1], kinds)}", "pattern")
-        period += [match[1]] * min(int(match[2] or 1), layers)
+        period += [match[1]] * min(int(match[2] or 1), layers + 1)
+        if len(period) > layers:
+            raise document.error(f"names more layers than {layers}", "pattern")
     if not period:
         raise document.error("is empty", "pattern")
-    if len(period) > layers:
-        raise document.error(f"names {len(period)} layers, but there are {layers}", "pattern")
     for kind in kinds:
         if kind not in period:
             raise document.error(f"never names the kind '{kind}'", "pattern")

@@ -46,7 +46,8 @@ ulysses_kv: heads must divide by tp·cp; key/value heads too, or they are replic
 zero_with_pp: ZeRO stages above 1 with pipeline stages. hsdp: dp_replicate > 1 with ZeRO stages.
 """
 
-_OVERLAP = ("dp_grad", "dp_param", "tp", "cp", "pp", "pp_interleaved", "ep")
+_OVERLAP = ("dp_grad", "dp_param", "tp", "tp_backward", "cp", "pp", "pp_interleaved", "ep")
+_SELECTIVE = ("norm", "mlp_act")
 _TIMING = ("micro_batch", "last_micro_batch")
 
 
@@ -75,7 +76,11 @@ class Runtime:
     grad_reduce_pipeline: str
     """the same with gradients stored sharded and pp > 1 (torch's stages wait for the last backward)"""
     overlap: Mapping[str, bool]
-    """collective class (dp_grad, dp_param, tp, cp, pp, pp_interleaved, ep) -> hidden where it can be"""
+    """collective class (dp_grad, dp_param, tp, tp_backward, cp, pp, pp_interleaved, ep) -> hidden where it can be"""
+    selective: tuple[str, ...]
+    """what selective recomputation repeats under flash attention: norm, mlp_act (unfused: core attention)"""
+    fused_glu: bool
+    """the gated activation is one kernel, which keeps gate and up (unfused: their activation too)"""
     fused_norm: bool
     loss: str
     early_stop: bool
@@ -131,6 +136,8 @@ def _read(doc: Document) -> Runtime:
         grad_reduce_sharded=take(doc, "grad_reduce_sharded", str, choices=_TIMING),
         grad_reduce_pipeline=take(doc, "grad_reduce_pipeline", str, choices=_TIMING),
         overlap=_overlap(take(doc, "overlap", Document)),
+        selective=_selective(doc),
+        fused_glu=take(doc, "fused_glu", bool),
         fused_norm=take(doc, "fused_norm", bool),
         loss=take(doc, "loss", str, choices=("vocab_parallel", "fp32_logits", "fused")),
         early_stop=take(doc, "early_stop", bool),
@@ -182,6 +189,14 @@ def _mesh_order(doc: Document) -> tuple[str, ...]:
     if sorted(order) != ["cp", "dp_replicate", "dp_shard", "pp", "tp"]:
         raise doc.error("must name pp, dp_replicate, dp_shard, cp and tp once each", "mesh_order")
     return order
+
+
+def _selective(doc: Document) -> tuple[str, ...]:
+    parts = tuple(str(part) for part in take(doc, "selective", list))
+    for part in parts:
+        if part not in _SELECTIVE:
+            raise doc.error(f"'{part}' is not one of {', '.join(_SELECTIVE)}", "selective")
+    return parts
 
 
 def _overlap(doc: Document) -> Mapping[str, bool]:

@@ -41,6 +41,8 @@ class Strategy:
     micro_batch: int = 1
     schedule: str = "1f1b"
     recompute: str = "none"
+    recompute_layers: int = 0
+    """layers per stage that recompute = full repeats; 0 = the least that fits"""
 
     @property
     def dp(self) -> int:
@@ -66,6 +68,7 @@ class Strategies:
         for name, values in STRUCTURE.items():
             codes = [values.index(str(getattr(row, name)).lower()) for row in rows]
             columns[name] = np.array(codes, dtype=np.int8)
+        columns["recompute_layers"] = np.array([float(row.recompute_layers) for row in rows], dtype=np.float64)
         return Strategies(columns)
 
     def __len__(self) -> int:
@@ -74,6 +77,9 @@ class Strategies:
     def __getitem__(self, index: int) -> Strategy:
         values = {}
         for f in fields(Strategy):
+            if f.name == "recompute_layers":
+                values[f.name] = int(self.recompute_layers[index])
+                continue
             value = self.columns[f.name][index]
             if f.name in DEGREES:
                 values[f.name] = int(value)
@@ -84,6 +90,12 @@ class Strategies:
 
     def take(self, rows: NDArray[np.intp] | NDArray[np.bool_] | slice) -> Strategies:
         return Strategies({name: column[rows] for name, column in self.columns.items()})
+
+    @property
+    def recompute_layers(self) -> Floats:
+        """Zeros (solved) where the column is not given."""
+        column = self.columns.get("recompute_layers")
+        return np.zeros(len(self)) if column is None else column.astype(np.float64, copy=False)
 
     def degree(self, name: str) -> Floats:
         return self.columns[name].astype(np.float64, copy=False)

@@ -1,0 +1,148 @@
+"""The table of collectives of priced strategies: what moves, on which axis, how much, how long, how exposed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from distplan.costmodel.layout import join_axes
+from distplan.costmodel.local_costs import LocalCosts
+from distplan.costmodel.lower import PHASES, lower
+from distplan.costmodel.stage_costs import layers_only
+from distplan.costmodel.stages import Run, split
+from distplan.costmodel.state import lower_state, state_costs
+from distplan.costmodel.step_time import TIME_PARTS, GroupCosts
+from distplan.costmodel.strategy import Floats, Strategies, Strategy
+from distplan.costmodel.tables import Engine
+from distplan.hardware.collectives import price
+from distplan.hardware.groups import group_span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communication:
+    """One collective of the Program on one device of the critical stage, per step (arrays of rows).
+
+    `payload_bytes` is what is given to the collective, `wire_bytes` what one GPU sends with the
+    algorithm chosen; both, and the seconds, are totals over `count` calls.
+    """
+
+    name: str
+    """the tensor that moves, dotted"""
+    axis: str
+    """tp | cp | dp | dp_replicate | dp_shard | pp | ep … (mesh axes joined by '+')"""
+    kind: str
+    phase: str
+    count: Floats
+    payload_bytes: Floats
+    wire_bytes: Floats
+    seconds: Floats
+    exposed_seconds: Floats
+
+
+_FIELDS = ("count", "payload_bytes", "wire_bytes", "seconds", "exposed_seconds")
+
+
+@dataclass(slots=True)
+class _Ledger:
+    rows: int
+    entries: dict[tuple[str, str, str, str], dict[str, Floats]] = field(default_factory=dict)
+
+    def add(self, row: int, key: tuple[str, str, str, str], calls: float, per_call: Mapping[str, float]) -> None:
+        entry = self.entries.setdefault(key, {name: np.zeros(self.rows) for name in _FIELDS})
+        entry["count"][row] += calls
+        for name, value in per_call.items():
+            entry[name][row] += calls * value
+
+
+def communication(eng: Engine, rows: Strategies, gpus: Floats, costs: GroupCosts) -> tuple[Communication, ...]:
+    """Every collective of every row, in the order of the Program; calls of a size of zero are left out."""
+    ledger = _Ledger(len(rows))
+    for row in range(len(rows)):
+        _of_row(eng, ledger, row, rows[row], float(gpus[row]), costs)
+    return tuple(
+        Communication(name=name, axis=axis, kind=kind, phase=phase, **entry)
+        for (name, axis, kind, phase), entry in ledger.entries.items()
+        if entry["wire_bytes"].any()
+    )
+
+
+def _of_row(eng: Engine, ledger: _Ledger, row: int, strategy: Strategy, gpus: float, costs: GroupCosts) -> None:
+    cut = split(eng.pattern, len(eng.segments), strategy.pp, strategy.vpp)
+    critical = int(costs.critical[row])
+    run = next(r for r in cut.stages if r.first <= critical < r.first + r.count)
+    held = sum(layers_only(run.content))
+    share = min(float(costs.recompute_layers[row]), float(held)) / max(held, 1)
+    m = float(costs.micro_batches[row])
+    names = ("tp", "cp", "micro_batch", "dp_replicate", "dp_shard", "pp")
+    columns = {name: np.array([float(getattr(strategy, name))]) for name in names} | {"gpus": np.array([gpus])}
+    sp = str(strategy.sp).lower()
+    structure = eng.structure(sp, strategy.cp_kind, strategy.recompute)
+    local = eng.local_costs(lower(eng.program(structure), eng.workload), columns, strategy.cp_kind)
+    _local(ledger, row, local, run, m, share)
+    _state(eng, ledger, row, strategy, columns, run, m, float(costs.time[TIME_PARTS.index("exposed dp"), row]))
+    _boundary(eng, ledger, row, strategy, local, critical, m, gpus)
+
+
+def _local(ledger: _Ledger, row: int, local: LocalCosts, run: Run, m: float, share: float) -> None:
+    for exchange in local.exchanges:
+        work = exchange.work
+        calls = run.content[work.segment] * m * (share if PHASES[work.phase] == "recompute" else 1.0)
+        if calls:
+            name = work.name.split("@")[0]
+            key = (name, join_axes(work.axes), work.kind, PHASES[work.phase])
+            per_call = {f: float(getattr(exchange, f)[0]) for f in _FIELDS[1:]}
+            ledger.add(row, key, calls, per_call)
+
+
+def _state(
+    eng: Engine, ledger: _Ledger, row: int, strategy: Strategy, columns: Mapping[str, Floats], run: Run, m: float,
+    exposed: float,
+) -> None:
+    programs = eng.program(eng.structure(str(strategy.sp).lower(), "all_gather", "none"))
+    lowered = lower_state(programs, strategy.zero > 0, eng.workload)
+    costs = state_costs(lowered, *eng.symbols(columns, False), eng.cluster)
+    content = (*run.content, run.content[-1] if strategy.pp > 1 else 0)
+    timing = eng.runtime.grad_reduce_pipeline if strategy.pp > 1 else eng.runtime.grad_reduce_sharded
+    calls = []
+    for cost in costs.movements:
+        movement = cost.movement
+        times = 2.0 * m if strategy.zero == 3 else 1.0
+        phase = "forward, backward" if strategy.zero == 3 else "optimizer"
+        if movement.role == "gradient":
+            each = strategy.zero >= 2 and timing == "micro_batch" and movement.axes != ("dp_replicate",)
+            times, phase = (m if each else 1.0), "backward"
+        calls.append((movement, phase, content[movement.segment] * times, cost))
+    total = sum(times * float(cost.seconds[0]) for _, _, times, cost in calls)
+    for movement, phase, times, cost in calls:
+        if not times:
+            continue
+        seconds = float(cost.seconds[0])
+        key = (f"{movement.role}s", join_axes(movement.axes), movement.kind, phase)
+        ledger.add(row, key, times, {
+            "payload_bytes": float(cost.payload_bytes[0]), "wire_bytes": float(cost.wire_bytes[0]),
+            "seconds": seconds, "exposed_seconds": exposed * seconds / total if total else 0.0,
+        })
+
+
+def _boundary(
+    eng: Engine, ledger: _Ledger, row: int, strategy: Strategy, local: LocalCosts, critical: int, m: float, gpus: float
+) -> None:
+    """Activations to the next stage and their gradients to the one before; interleaved stages wrap around."""
+    if strategy.pp == 1:
+        return
+    payload = local.boundary_bytes
+    neighbour = group_span([(np.array([2.0]), np.array([gpus / strategy.pp]))], eng.cluster, np.array([gpus]))
+    cost = price("send_recv", payload, neighbour, eng.cluster)
+    hidden = eng.runtime.overlap["pp_interleaved" if strategy.vpp > 1 else "pp"]
+    seconds = float(cost.seconds[0])
+    per_call = {
+        "payload_bytes": float(payload[0]), "wire_bytes": float(cost.wire_bytes[0]), "seconds": seconds,
+        "exposed_seconds": 0.0 if hidden else seconds,
+    }
+    forwards = strategy.vpp - (critical == strategy.pp - 1)
+    backwards = strategy.vpp - (critical == 0)
+    for phase, sends in (("forward", forwards), ("backward", backwards)):
+        if sends:
+            ledger.add(row, ("boundary activation", "pp", "send_recv", phase), sends * m, per_call)

@@ -1,0 +1,210 @@
+"""Prices of one micro-batch on one device: every node of the lowered Program, for all rows at once.
+
+Arrays are [..., rows]. Sums over nodes are left to right (np.add.accumulate), so that a row alone
+gives the bits that it gives in a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distplan.costmodel.layout import CP, TP
+from distplan.costmodel.lower import CATEGORIES, PHASES, Lowered, Work
+from distplan.costmodel.strategy import Floats
+from distplan.hardware.cluster import Cluster
+from distplan.hardware.collectives import price
+from distplan.hardware.groups import Group, group_span
+from distplan.hardware.rates import BACKWARD_OVER_FORWARD, Rates, attention_seconds, gemm_seconds, memory_seconds
+
+Terms = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One collective of a segment, per micro-batch and row."""
+
+    work: Work
+    payload_bytes: Floats
+    wire_bytes: Floats
+    seconds: Floats
+    exposed_seconds: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalCosts:
+    """Per segment and micro-batch. `seconds` is [phase, category, segment, row]; flops [phase, segment, row]."""
+
+    seconds: Floats
+    full_flops: Floats
+    """matrix products and attention over the whole square of scores"""
+    kernel_flops: Floats
+    """what kernels execute: half of it if causal, 2.5 times forward in flash attention's backward"""
+    attention_flops: Floats
+    """[segment, row]: the part of the forward's full_flops that is attention over the square"""
+    saved_bytes: Floats
+    remade_bytes: Floats
+    transient_bytes: Floats
+    boundary_bytes: Floats
+    exchanges: tuple[Exchange, ...]
+
+
+def evaluate_terms(terms: Terms, table: Floats) -> Floats:
+    """Bytes of Σ size · factor; zero terms give zeros."""
+    total = np.zeros(table.shape[1])
+    for number, factor in terms:
+        total = total + table[number] * factor
+    return total
+
+
+def span(axes: Sequence[str], symbols: Mapping[str, Floats], strides: Mapping[str, Floats], cluster: Cluster) -> Group:
+    """The process group of some mesh axes."""
+    inner_first = sorted(axes, key=lambda axis: float(strides[axis][0]))
+    return group_span([(symbols[a], strides[a]) for a in inner_first], cluster, symbols.get("gpus"))
+
+
+def local_costs(
+    lowered: Lowered, num_segments: int, symbols: Mapping[str, Floats], strides: Mapping[str, Floats],
+    cluster: Cluster, rates: Rates, *, causal: bool, seq_len: float, hides: Mapping[str, bool],
+) -> LocalCosts:
+    """Seconds, FLOPs and bytes of every segment, for rows of `symbols` (varying dims and degrees)."""
+    table = lowered.sizes.evaluate(symbols)
+    rows = table.shape[1]
+    works = lowered.works
+    seconds = np.zeros((len(works), rows))
+    full = np.zeros((len(works), rows))
+    kernel = np.zeros((len(works), rows))
+    _gemms(works, table, rates, seconds, full, kernel)
+    _attentions(works, table, rates, symbols, seconds, full, kernel, causal=causal, seq_len=seq_len)
+    _kernels(works, table, rates, seconds)
+    exchanges = _exchanges(works, table, symbols, strides, cluster, seconds, hides)
+    for exchange in exchanges:
+        seconds[works.index(exchange.work)] = exchange.exposed_seconds
+    shape = (len(PHASES), len(CATEGORIES), num_segments, rows)
+    totals = np.zeros(shape)
+    full_flops = np.zeros((len(PHASES), num_segments, rows))
+    kernel_flops = np.zeros((len(PHASES), num_segments, rows))
+    attention = np.zeros((num_segments, rows))
+    for at, work in enumerate(works):
+        totals[work.phase, work.category, work.segment] += seconds[at]
+        if work.category < 2:
+            full_flops[work.phase, work.segment] += full[at]
+            kernel_flops[work.phase, work.segment] += kernel[at]
+            if work.category == 1 and work.phase == 0:
+                attention[work.segment] += full[at]
+    transients = []
+    for sets in lowered.transients:
+        most = np.zeros(rows)
+        for terms in sets:
+            most = np.maximum(most, evaluate_terms(terms, table))
+        transients.append(most)
+    number, factor = lowered.boundary
+    return LocalCosts(
+        seconds=totals, full_flops=full_flops, kernel_flops=kernel_flops, attention_flops=attention,
+        saved_bytes=np.array([evaluate_terms(t, table) for t in lowered.saved]),
+        remade_bytes=np.array([evaluate_terms(t, table) for t in lowered.remade]),
+        transient_bytes=np.array(transients), boundary_bytes=table[number] * factor, exchanges=exchanges,
+    )
+
+
+def _gemms(works: Sequence[Work], table: Floats, rates: Rates, seconds: Floats, full: Floats, kernel: Floats) -> None:
+    groups: dict[tuple[str, bool], list[int]] = {}
+    for at, work in enumerate(works):
+        if work.category == 0:
+            groups.setdefault((work.dtype, work.accumulate), []).append(at)
+    for (dtype, accumulate), positions in groups.items():
+        m, n, k, batch = (table[[getattr(works[p], name) for p in positions]] for name in ("m", "n", "k", "batch"))
+        seconds[positions] = gemm_seconds(rates, m, n, k, dtype, batch=batch, accumulate_fp32=accumulate)
+        full[positions] = kernel[positions] = 2.0 * m * n * k * batch
+
+
+def _attentions(
+    works: Sequence[Work], table: Floats, rates: Rates, symbols: Mapping[str, Floats], seconds: Floats, full: Floats,
+    kernel: Floats, *, causal: bool, seq_len: float,
+) -> None:
+    """Flash attention. A window w of s tokens executes w/s·(2 − w/s) of the causal half; a ring's kernels
+    see 1/cp of the tokens at a time, in balanced halves, so that each rank executes the same share."""
+    for at, work in enumerate(works):
+        if work.category != 1:
+            continue
+        q_len, kv_len, head_dim, lines = (table[number] for number in (work.m, work.n, work.k, work.batch))
+        backward = work.kind == "attention_grad"
+        square = 4.0 * lines * q_len * kv_len * head_dim
+        window = min(work.window or seq_len, seq_len) / seq_len
+        share = window * (2.0 - window) if causal else window
+        length = np.minimum(q_len, kv_len) * window
+        seconds[at] = attention_seconds(rates, square * share, head_dim, length, length, causal, backward, work.dtype)
+        full[at] = square * (2.0 if backward else 1.0)
+        executed = square * (share * 0.5 if causal else share)
+        kernel[at] = executed * (BACKWARD_OVER_FORWARD if backward else 1.0)
+
+
+def _kernels(works: Sequence[Work], table: Floats, rates: Rates, seconds: Floats) -> None:
+    positions = [at for at, work in enumerate(works) if work.category == 2]
+    if positions:
+        moved = np.array([evaluate_terms(works[p].terms, table) for p in positions])
+        seconds[positions] = memory_seconds(rates, moved)
+
+
+def _exchanges(
+    works: Sequence[Work], table: Floats, symbols: Mapping[str, Floats], strides: Mapping[str, Floats],
+    cluster: Cluster, seconds: Floats, hides: Mapping[str, bool],
+) -> tuple[Exchange, ...]:
+    groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for at, work in enumerate(works):
+        if work.axes:
+            groups.setdefault((work.kind, work.axes), []).append(at)
+    costs: dict[int, tuple[Floats, Floats, Floats]] = {}
+    spans: dict[tuple[str, ...], Group] = {}
+    for (kind, axes), positions in groups.items():
+        if axes not in spans:
+            spans[axes] = span(axes, symbols, strides, cluster)
+        payload = np.array([evaluate_terms(works[p].terms, table) for p in positions])
+        cost = price(kind, payload, spans[axes], cluster)
+        for row, position in enumerate(positions):
+            costs[position] = (payload[row], cost.wire_bytes[row], cost.seconds[row])
+    exposed = _exposed(works, costs, seconds, hides)
+    return tuple(
+        Exchange(work=works[at], payload_bytes=payload, wire_bytes=wire, seconds=time, exposed_seconds=exposed[at])
+        for at, (payload, wire, time) in sorted(costs.items())
+    )
+
+
+def _exposed(
+    works: Sequence[Work], costs: Mapping[int, tuple[Floats, Floats, Floats]], seconds: Floats,
+    hides: Mapping[str, bool],
+) -> dict[int, Floats]:
+    """What is left of each collective after the works that it hides behind; those that share them add up first."""
+    sharing: dict[tuple[int, ...], list[int]] = {}
+    exposed: dict[int, Floats] = {}
+    for at in sorted(costs):
+        work = works[at]
+        axis = "tp" if set(work.axes) <= set(TP) else "cp"
+        name = f"{axis}_backward" if axis == "tp" and work.phase == PHASES.index("backward") else axis
+        overlaps = work.kind == "ring_exchange" if set(work.axes) <= set(CP) else True
+        if work.behind and overlaps and hides.get(name, False):
+            sharing.setdefault(work.behind, []).append(at)
+        else:
+            exposed[at] = costs[at][2]
+    for behind, members in sharing.items():
+        total = costs[members[0]][2]
+        for at in members[1:]:
+            total = total + costs[at][2]
+        cover = seconds[behind[0]]
+        for position in behind[1:]:
+            cover = cover + seconds[position]
+        left = np.maximum(0.0, total - cover) / np.maximum(total, np.finfo(np.float64).tiny)
+        for at in members:
+            exposed[at] = costs[at][2] * left
+    return exposed
+
+
+def category_total(costs: LocalCosts, phase: int) -> Floats:
+    """Seconds of a phase per [segment, row], over categories left to right."""
+    total: NDArray[np.float64] = costs.seconds[phase, 0]
+    for category in range(1, len(CATEGORIES)):
+        total = total + costs.seconds[phase, category]
+    return total

@@ -1,0 +1,335 @@
+"""The time of a step and the memory of its stages, for rows that share (pp, vpp, schedule).
+
+The step is the pipeline section (pipeline.py), what is left of gradient reduction and parameter
+gathering after the compute that hides them, and the optimizer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distplan.costmodel.combine import LocalTables, StateTables
+from distplan.costmodel.lower import CATEGORIES
+from distplan.costmodel.pipeline import pipeline_time
+from distplan.costmodel.stage_costs import (
+    MEMORY_PARTS,
+    StateBytes,
+    activations,
+    chunks_in_flight,
+    layers_only,
+    layers_to_recompute,
+    run_sum,
+    stage_memory,
+    state_bytes,
+    worst_stage,
+)
+from distplan.costmodel.stages import Run, Split, split
+from distplan.costmodel.strategy import Floats, Strategies
+from distplan.costmodel.tables import Engine, distinct
+from distplan.hardware.collectives import price
+from distplan.hardware.groups import group_span
+from distplan.hardware.rates import memory_seconds, pcie_seconds
+
+TIME_PARTS = (
+    "matrix products", "attention", "memory-bound", "recompute", "exposed tp", "exposed cp", "exposed dp", "bubble",
+    "optimizer",
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupCosts:
+    """Columns of the rows of a group. `time` [part, row] and `memory` [part, row]."""
+
+    time: Floats
+    memory: Floats
+    allocated: Floats
+    reserved: Floats
+    device: Floats
+    stage: Floats
+    phase: Floats
+    host: Floats
+    micro_batches: Floats
+    recompute_layers: Floats
+    recompute_flops: Floats
+    kernel_flops: Floats
+    critical: Floats
+    """the critical stage"""
+    p2p: Floats
+    """seconds of one boundary message"""
+
+    @staticmethod
+    def empty(rows: int) -> GroupCosts:
+        shapes = {"time": (len(TIME_PARTS), rows), "memory": (len(MEMORY_PARTS), rows)}
+        return GroupCosts(**{f.name: np.empty(shapes.get(f.name, (rows,))) for f in fields(GroupCosts)})
+
+    def put(self, rows: NDArray[np.intp], other: GroupCosts) -> None:
+        for f in fields(GroupCosts):
+            getattr(self, f.name)[..., rows] = getattr(other, f.name)
+
+
+def group_costs(
+    eng: Engine, rows: Strategies, gpus: Floats, local: LocalTables, state: StateTables, *, pp: int, vpp: int,
+    schedule: str, usable: float,
+) -> GroupCosts:
+    """Costs of rows of one (pp, vpp, schedule)."""
+    cut = split(eng.pattern, len(eng.segments), pp, vpp)
+    dp = rows.degree("dp_replicate") * rows.degree("dp_shard")
+    m = float(eng.workload.global_batch) / (dp * rows.degree("micro_batch"))
+    states = [
+        state_bytes(
+            _with_tied(run.content, eng, pp), state.tables["used"], state.tables["stored"], state.zero, eng.workload,
+            eng.runtime,
+        )
+        for run in cut.stages
+    ]
+    layers = _recomputed(eng, rows, local, state, states, cut, m, pp, vpp, schedule, usable)
+    memories = []
+    for run, held in zip(cut.stages, states, strict=True):
+        acts = _rows_of(activations(run.content, dict(local.plain), dict(local.chosen)), local.index)
+        flight = chunks_in_flight(schedule, run, pp, vpp, m)
+        share = _share(layers, run)
+        is_last = run.first + run.count == pp
+        memories.append(stage_memory(_rows_of(held, state.index), acts, flight, share, eng.runtime, is_last))
+    worst, stage = worst_stage(memories, cut.stages)
+    timing = _timing(eng, rows, gpus, local, state, states, cut, m, layers, pp, vpp, schedule)
+    host = states[0].host
+    for held in states[1:]:
+        host = np.maximum(host, held.host)
+    return GroupCosts(
+        time=timing.time, memory=np.array(worst.parts), allocated=worst.allocated, reserved=worst.reserved,
+        device=worst.device, stage=stage, phase=worst.phase, host=host[state.index], micro_batches=m,
+        recompute_layers=layers, recompute_flops=timing.recompute_flops, kernel_flops=timing.kernel_flops,
+        critical=timing.critical, p2p=timing.p2p,
+    )
+
+
+def _with_tied(content: tuple[int, ...], eng: Engine, pp: int) -> tuple[int, ...]:
+    """The content with the tied copy of the embedding: a second weight only where head and embedding part."""
+    return (*content, content[-1] if pp > 1 else 0)
+
+
+def _rows_of(columns: Any, index: NDArray[np.int64]) -> Any:
+    """A dataclass of columns gathered to rows."""
+    return type(columns)(**{f.name: getattr(columns, f.name)[..., index] for f in fields(columns)})
+
+
+def _share(layers: Floats, run: Run) -> Floats:
+    held = sum(layers_only(run.content))
+    return np.minimum(layers, float(held)) / max(held, 1)
+
+
+def _recomputed(
+    eng: Engine, rows: Strategies, local: LocalTables, state: StateTables, states: list[StateBytes], cut: Split,
+    m: Floats, pp: int, vpp: int, schedule: str, usable: float,
+) -> Floats:
+    """Layers per stage that are recomputed: none, all (selective), as said, or the least that fits (full)."""
+    most = float(max(sum(layers_only(run.content)) for run in cut.stages))
+    code = rows.columns["recompute"]
+    said = np.minimum(rows.recompute_layers, most)
+    solve = (code == 2) & (said == 0.0)
+    layers = np.where(code == 1, most, np.where(code == 2, said, 0.0))
+    if not solve.any():
+        return layers
+    at = np.flatnonzero(solve)
+    needed = np.ones(len(at))
+    for run, held in zip(cut.stages, states, strict=True):
+        acts = _rows_of(activations(run.content, dict(local.plain), dict(local.chosen)), local.index[at])
+        flight = chunks_in_flight(schedule, run, pp, vpp, m[at])
+        number = sum(layers_only(run.content))
+        kept = _rows_of(held, state.index[at])
+        needed = np.maximum(needed, layers_to_recompute(kept, acts, flight, number, usable, eng.runtime))
+    layers[at] = needed
+    return layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Timing:
+    time: Floats
+    recompute_flops: Floats
+    kernel_flops: Floats
+    critical: Floats
+    p2p: Floats
+
+
+def _timing(
+    eng: Engine, rows: Strategies, gpus: Floats, local: LocalTables, state: StateTables, states: list[StateBytes],
+    cut: Split, m: Floats, layers: Floats, pp: int, vpp: int, schedule: str,
+) -> _Timing:
+    """Everything that depends on (local, m, layers, and state under ZeRO 2 and 3) is priced once per combination."""
+    zero = state.zero[state.index]
+    per_step = np.where(zero >= 2.0, state.index, 0)
+    first, index = distinct(local.index, m, layers, per_step, gpus)
+    lid, sid = local.index[first], state.index[first]
+    forward, backward, recompute, exposed = _segment_seconds(eng, local, state, lid, sid, pp)
+    p2p = _boundary_seconds(eng, local.chosen["boundary"][lid], gpus[first], pp)
+    shares = [_share(layers[first], run) for run in cut.stages]
+    stage_f = [run_sum(run.content, forward) for run in cut.stages]
+    stage_b = [
+        run_sum(run.content, backward) + share * run_sum(run.content, recompute)
+        for run, share in zip(cut.stages, shares, strict=True)
+    ]
+    if vpp == 1:
+        chunk_f, chunk_b, chunks = stage_f, stage_b, cut.stages
+    else:
+        chunks = cut.chunks
+        chunk_share = [shares[_stage_run(cut, run.first % pp)] for run in chunks]
+        chunk_f = [run_sum(run.content, forward) for run in chunks]
+        chunk_b = [
+            run_sum(run.content, backward) + share * run_sum(run.content, recompute)
+            for run, share in zip(chunks, chunk_share, strict=True)
+        ]
+    overlap = eng.runtime.overlap["pp_interleaved" if vpp > 1 else "pp"]
+    times = pipeline_time(
+        schedule, forward=chunk_f, backward=chunk_b, count=[run.count for run in chunks], p2p=p2p,
+        overlap_p2p=overlap, m=m[first], pp=pp, vpp=vpp,
+    )
+    critical, parts = _critical_parts(local, lid, cut, shares, stage_f, stage_b, exposed)
+    factor = eng.runtime.software_factor
+    busy = [part * m[first] for part in parts]
+    bubble = np.maximum(times.bubble, 0.0)
+    ends = _step_end(eng, rows, state, states, cut, pp, index, stage_f, stage_b, p2p)
+    time = [part[index] * factor for part in busy]
+    time[TIME_PARTS.index("exposed dp")] = time[TIME_PARTS.index("exposed dp")] + ends[0]
+    time += [bubble[index] * factor, ends[1]]
+    recompute_flops, kernel_flops = _flops(local, lid, cut, shares, m[first], pp)
+    return _Timing(
+        time=np.array(time), recompute_flops=recompute_flops[index], kernel_flops=kernel_flops[index],
+        critical=critical[index], p2p=p2p[index],
+    )
+
+
+def _stage_run(cut: Split, stage: int) -> int:
+    return next(i for i, run in enumerate(cut.stages) if run.first <= stage < run.first + run.count)
+
+
+def _segment_seconds(
+    eng: Engine, local: LocalTables, state: StateTables, lid: NDArray[np.int64], sid: NDArray[np.int64], pp: int
+) -> tuple[Floats, Floats, Floats, tuple[Floats, Floats]]:
+    """(forward, backward, recompute, (exposed forward, exposed backward)) per [segment, combination].
+
+    ZeRO 3 gathers a segment's parameters before its forward and its backward, each behind the segment
+    computed meanwhile; where gradients are reduced every micro-batch they hide behind backward too.
+    """
+    forward, backward = local.chosen["forward"][:, lid], local.chosen["backward"][:, lid]
+    recompute = local.chosen["recompute"][:, lid]
+    zero = state.zero[sid]
+    if not (zero >= 2.0).any():
+        nothing = np.zeros_like(forward)
+        return forward, backward, recompute, (nothing, nothing)
+    gather = np.where(zero == 3.0, state.tables["gather"][:-1, sid], 0.0)
+    timing = eng.runtime.grad_reduce_pipeline if pp > 1 else eng.runtime.grad_reduce_sharded
+    reduce = np.where(zero >= 2.0, state.tables["reduce"][:-1, sid], 0.0)
+    if timing != "micro_batch":
+        reduce = np.zeros_like(reduce)
+    hidden_f = forward if eng.runtime.overlap["dp_param"] else np.zeros_like(forward)
+    hidden_b = backward if eng.runtime.overlap["dp_grad"] else np.zeros_like(backward)
+    exposed_f = np.maximum(0.0, gather - hidden_f)
+    exposed_b = np.maximum(0.0, (gather + reduce) - hidden_b)
+    return forward + exposed_f, backward + exposed_b, recompute, (exposed_f, exposed_b)
+
+
+def _boundary_seconds(eng: Engine, payload: Floats, gpus: Floats, pp: int) -> Floats:
+    """One boundary activation to the next stage, gpus/pp ranks away."""
+    if pp == 1:
+        return np.zeros_like(payload)
+    neighbour = group_span([(np.full_like(gpus, 2.0), gpus / pp)], eng.cluster, gpus)
+    return price("send_recv", payload, neighbour, eng.cluster).seconds
+
+
+def _critical_parts(
+    local: LocalTables, lid: NDArray[np.int64], cut: Split, shares: list[Floats], stage_f: list[Floats],
+    stage_b: list[Floats], exposed: tuple[Floats, Floats],
+) -> tuple[Floats, list[Floats]]:
+    """(critical stage, its seconds per micro-batch by TIME_PARTS up to exposed dp) of the heaviest stage."""
+    seconds = local.chosen["seconds"][..., lid]
+    critical = np.full(len(lid), float(cut.stages[0].first))
+    load = stage_f[0] + stage_b[0]
+    chosen: list[Floats] = []
+    for number, (run, share) in enumerate(zip(cut.stages, shares, strict=True)):
+        both = [
+            run_sum(run.content, seconds[0, c]) + run_sum(run.content, seconds[2, c]) for c in range(len(CATEGORIES))
+        ]
+        again = share * run_sum(run.content, local.chosen["recompute"][:, lid])
+        dp = run_sum(run.content, exposed[0]) + run_sum(run.content, exposed[1])
+        parts = [both[0], both[1], both[2], again, both[3], both[4], dp]
+        if number == 0:
+            chosen = parts
+            continue
+        here = stage_f[number] + stage_b[number]
+        heavier = here > load
+        load = np.where(heavier, here, load)
+        critical = np.where(heavier, float(run.first), critical)
+        chosen = [np.where(heavier, new, old) for new, old in zip(parts, chosen, strict=True)]
+    return critical, chosen
+
+
+def _step_end(
+    eng: Engine, rows: Strategies, state: StateTables, states: list[StateBytes], cut: Split, pp: int,
+    index: NDArray[np.int64], stage_f: list[Floats], stage_b: list[Floats], p2p: Floats,
+) -> tuple[Floats, Floats]:
+    """(exposed gradient reduction and parameter gathering, optimizer) in seconds per row.
+
+    Reduction hides behind the last micro-batch's backward of its stage, gathering behind the first
+    forward; the last and the first layer's share never hides. A later stage is done earlier by the
+    backwards that follow it, and starts later by the forwards before it.
+    """
+    overlap = eng.runtime.overlap
+    zero = state.zero[state.index]
+    exposed_reduce = np.zeros(len(index))
+    exposed_gather = np.zeros(len(index))
+    optimizer = np.zeros(len(index))
+    before_f, before_b = np.zeros_like(p2p), np.zeros_like(p2p)
+    for number, run in enumerate(cut.stages):
+        content = _with_tied(run.content, eng, pp)
+        reduce = run_sum(content, state.tables["reduce"])[state.index]
+        reduce = reduce + run_sum(content, state.tables["replicate"])[state.index]
+        gather = run_sum(content, state.tables["gather"])[state.index]
+        each = zero >= 2.0
+        timing = eng.runtime.grad_reduce_pipeline if pp > 1 else eng.runtime.grad_reduce_sharded
+        if timing == "micro_batch":
+            replicate = run_sum(content, state.tables["replicate"])[state.index]
+            reduce = np.where(each, replicate, reduce)
+        gather = np.where(zero == 3.0, 0.0, gather)
+        parts = max(1, sum(content))
+        hidden_b = (stage_b[number][index] if overlap["dp_grad"] else 0.0) * 1.0
+        hidden_f = (stage_f[number][index] if overlap["dp_param"] else 0.0) * 1.0
+        left = np.maximum(reduce - hidden_b, reduce / parts) - before_b[index]
+        late = np.maximum(gather - hidden_f, gather / parts) - before_f[index]
+        exposed_reduce = np.maximum(exposed_reduce, left)
+        exposed_gather = np.maximum(exposed_gather, late)
+        optimizer = np.maximum(optimizer, _optimizer_seconds(eng, states[number])[state.index])
+        before_f = before_f + run.count * (stage_f[number] + p2p)
+        before_b = before_b + run.count * (stage_b[number] + p2p)
+    return exposed_reduce + exposed_gather, optimizer
+
+
+def _optimizer_seconds(eng: Engine, held: StateBytes) -> Floats:
+    """The update reads and writes every byte of its state once; clipping reads the gradients once more.
+
+    Offloaded, gradients go to the host and parameters come back over PCIe.
+    """
+    recipe_bytes = 4.0
+    seconds = memory_seconds(eng.rates, held.optimizer_traffic)
+    if eng.workload.clip_grad:
+        seconds = seconds + memory_seconds(eng.rates, held.gradient_elements * recipe_bytes)
+    if eng.workload.offload_optimizer:
+        seconds = seconds + pcie_seconds(eng.rates, held.gradient_elements * (2.0 * recipe_bytes))
+    return seconds
+
+
+def _flops(
+    local: LocalTables, lid: NDArray[np.int64], cut: Split, shares: list[Floats], m: Floats, pp: int
+) -> tuple[Floats, Floats]:
+    """(recomputed, executed by kernels) FLOPs per GPU and step, the mean over stages."""
+    full, kernel = local.chosen["full_flops"][..., lid], local.chosen["kernel_flops"][..., lid]
+    again, executed = np.zeros(len(lid)), np.zeros(len(lid))
+    for run, share in zip(cut.stages, shares, strict=True):
+        weight = run.count / pp
+        again = again + weight * share * run_sum(run.content, full[1])
+        passes = run_sum(run.content, kernel[0]) + run_sum(run.content, kernel[2])
+        executed = executed + weight * (passes + share * run_sum(run.content, kernel[1]))
+    return again * m, executed * m

@@ -1,0 +1,244 @@
+"""Costs of distinct combinations: computed once per combination, gathered by every row that has it.
+
+A store keeps what it has computed, so that the next batch (or the next single estimate) of the same
+model, workload, cluster and runtime pays only for combinations that are new. Every entry is computed
+elementwise, so it has the same bits whenever and with whatever neighbours it is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distplan.costmodel.graph import Segment, segments
+from distplan.costmodel.layout import CP, DATA, TP
+from distplan.costmodel.local_costs import LocalCosts, category_total, local_costs
+from distplan.costmodel.lower import PHASES, lower
+from distplan.costmodel.model import Attention, Model, Workload
+from distplan.costmodel.program import SegmentProgram, Structure, derive
+from distplan.costmodel.runtime import Runtime
+from distplan.costmodel.sizes import mesh_strides, mesh_symbols, padded_vocab
+from distplan.costmodel.state import StateCosts, lower_state, state_costs
+from distplan.costmodel.strategy import Floats
+from distplan.hardware.cluster import Cluster
+from distplan.hardware.rates import Rates, rates_for
+
+Ints = NDArray[np.int64]
+LOCAL_KEY = ("tp", "cp", "micro_batch", "dp_replicate", "dp_shard", "pp")
+
+
+def distinct(*columns: NDArray[np.generic]) -> tuple[Ints, Ints]:
+    """(row of each distinct combination's first occurrence, combination of every row)."""
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    room = 1
+    for column in columns:
+        values = column.astype(np.int64)
+        width = int(values.max(initial=0)) + 1
+        if room > 2**62 // width:
+            code = np.unique(code, return_inverse=True)[1].astype(np.int64)
+            room = int(code.max(initial=0)) + 1
+        code = code * width + values
+        room *= width
+    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    return first.astype(np.int64), inverse.astype(np.int64)
+
+
+@dataclass(slots=True)
+class Store:
+    """Rows of arrays by key; `compute` fills the keys that are missing, all at once."""
+
+    compute: Callable[[Mapping[str, Floats]], Mapping[str, Floats]]
+    places: dict[tuple[float, ...], int] = field(default_factory=dict)
+    arrays: dict[str, Floats] = field(default_factory=dict)
+
+    def find(self, columns: Mapping[str, Floats]) -> Ints:
+        """Places of the rows of `columns`; arrays are [..., place]."""
+        keys = list(zip(*(column.tolist() for column in columns.values()), strict=True))
+        missing = [at for at, key in enumerate(keys) if key not in self.places]
+        if missing:
+            fresh = self.compute({name: column[missing] for name, column in columns.items()})
+            held = len(self.places)
+            for name, values in fresh.items():
+                old = self.arrays.get(name)
+                self.arrays[name] = values if old is None else np.concatenate([old, values], axis=-1)
+            for offset, at in enumerate(missing):
+                self.places[keys[at]] = held + offset
+        return np.array([self.places[key] for key in keys], dtype=np.int64)
+
+
+@dataclass(slots=True)
+class Engine:
+    """One model, workload (without its batch), cluster and runtime, with what has been computed for them."""
+
+    model: Model
+    workload: Workload
+    cluster: Cluster
+    runtime: Runtime
+    rates: Rates
+    segments: tuple[Segment, ...]
+    pattern: tuple[int, ...]
+    kv_heads: float
+    programs: dict[Structure, tuple[SegmentProgram, ...]] = field(default_factory=dict)
+    local: dict[tuple[str, ...], Store] = field(default_factory=dict)
+    state: dict[tuple[str, ...], Store] = field(default_factory=dict)
+    flops: list[float] = field(default_factory=list)
+
+    def structure(self, sp: str, cp_kind: str, recompute: str) -> Structure:
+        tags = {"none": (), "full": ("layer",), "selective": self.runtime.selective}[recompute]
+        if recompute == "selective" and self.workload.attention == "unfused":
+            tags = ("core_attention",)
+        placements = tuple(
+            (name, tuple((dim, _axes(axis)) for axis, dim in _by_dim(marks))) for name, marks in self.model.placements.items()
+        )
+        return Structure(
+            sp=sp == "true", cp_kind=cp_kind, recompute=tags, early_stop=self.runtime.early_stop,
+            sp_saves=self.runtime.sp_saves, merged_input_gradients=self.runtime.merged_input_gradients,
+            placements=placements,
+        )
+
+    def program(self, structure: Structure) -> tuple[SegmentProgram, ...]:
+        """The Programs of all segments: the very ones that are priced."""
+        if structure not in self.programs:
+            inner = Structure(
+                sp=structure.sp, cp_kind=structure.cp_kind, recompute=(), early_stop=structure.early_stop,
+                sp_saves=structure.sp_saves, merged_input_gradients=structure.merged_input_gradients,
+                placements=structure.placements,
+            )
+            self.programs[structure] = tuple(
+                derive(segment, structure if segment.name.startswith("layer") else inner) for segment in self.segments
+            )
+        return self.programs[structure]
+
+    def symbols(self, columns: Mapping[str, Floats], ulysses: bool) -> tuple[dict[str, Floats], dict[str, Floats]]:
+        """Degrees of the mesh axes with the varying dims, and the strides of the axes."""
+        degrees = mesh_symbols(columns, self.kv_heads, ulysses)
+        symbols = degrees | {
+            "vocab": padded_vocab(self.model.vocab, self.model.vocab_pad_multiple, columns["tp"]),
+            "gpus": columns["gpus"],
+        }
+        if "micro_batch" in columns:
+            symbols["micro_batch"] = columns["micro_batch"]
+        return symbols, mesh_strides(degrees, self.runtime.mesh_order)
+
+    def flops_per_sequence(self) -> tuple[float, float]:
+        """(forward FLOPs of one sequence over the whole model, of which attention over the square of scores)."""
+        if not self.flops:
+            one = {name: np.ones(1) for name in (*LOCAL_KEY, "gpus")}
+            programs = self.program(self.structure("false", "all_gather", "none"))
+            costs = self.local_costs(lower(programs, self.workload), one, "all_gather")
+            counts = [1.0] + [float(self.pattern.count(i)) for i in range(1, len(self.segments) - 1)] + [1.0]
+            full = [float(value[0]) for value in costs.full_flops[0]]
+            attention = [float(value[0]) for value in costs.attention_flops]
+            self.flops.append(sum(c * f for c, f in zip(counts, full, strict=True)))
+            self.flops.append(sum(c * f for c, f in zip(counts, attention, strict=True)))
+        return self.flops[0], self.flops[1]
+
+    def local_store(self, sp: str, cp_kind: str, recompute: str) -> Store:
+        """Costs per micro-batch for (tp, cp, micro_batch, …), of one structure."""
+        key = (sp, cp_kind, recompute)
+        if key not in self.local:
+            programs = self.program(self.structure(*key))
+            lowered = lower(programs, self.workload)
+
+            def compute(columns: Mapping[str, Floats]) -> Mapping[str, Floats]:
+                return _local_arrays(self.local_costs(lowered, columns, cp_kind))
+
+            self.local[key] = Store(compute)
+        return self.local[key]
+
+    def local_costs(self, lowered: object, columns: Mapping[str, Floats], cp_kind: str) -> LocalCosts:
+        symbols, strides = self.symbols(columns, cp_kind == "ulysses")
+        return local_costs(
+            lowered, len(self.segments), symbols, strides, self.cluster, self.rates,  # type: ignore[arg-type]
+            causal=self.workload.causal, seq_len=float(self.workload.seq_len), hides=self.runtime.overlap,
+        )
+
+    def state_store(self, sp: str, zero: str) -> Store:
+        """Elements and movements of weights for (tp, cp, dp_replicate, dp_shard, …)."""
+        key = (sp, "sharded" if zero != "0" else "whole")
+        if key not in self.state:
+            programs = self.program(self.structure(sp, "all_gather", "none"))
+            lowered = lower_state(programs, zero != "0", self.workload)
+
+            def compute(columns: Mapping[str, Floats]) -> Mapping[str, Floats]:
+                return _state_arrays(state_costs(lowered, *self.symbols(columns, False), self.cluster))
+
+            self.state[key] = Store(compute)
+        return self.state[key]
+
+
+def _by_dim(marks: Mapping[str, str]) -> Sequence[tuple[str, str]]:
+    """(axis, dim) of {tp: Shard(ffn)}."""
+    return [(axis, mark[len("Shard(") : -1]) for axis, mark in marks.items() if mark.startswith("Shard(")]
+
+
+def _axes(axis: str) -> tuple[str, ...]:
+    return {"tp": TP, "cp": CP, "dp": DATA}.get(axis, (axis,))
+
+
+def _local_arrays(costs: LocalCosts) -> Mapping[str, Floats]:
+    return {
+        "seconds": costs.seconds,
+        "forward": category_total(costs, PHASES.index("forward")),
+        "recompute": category_total(costs, PHASES.index("recompute")),
+        "backward": category_total(costs, PHASES.index("backward")),
+        "full_flops": costs.full_flops,
+        "kernel_flops": costs.kernel_flops,
+        "saved": costs.saved_bytes,
+        "remade": costs.remade_bytes,
+        "transient": costs.transient_bytes,
+        "boundary": costs.boundary_bytes,
+    }
+
+
+def _state_arrays(costs: StateCosts) -> Mapping[str, Floats]:
+    return {
+        "used": costs.used_elements,
+        "stored": costs.stored_elements,
+        "reduce": costs.reduce_seconds,
+        "replicate": costs.replicate_seconds,
+        "gather": costs.gather_seconds,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Same:
+    """Arguments compared by identity: they hold mappings, and are never changed."""
+
+    model: Model
+    workload: Workload
+    cluster: Cluster
+    runtime: Runtime
+
+    def __hash__(self) -> int:
+        return hash((id(self.model), id(self.workload), id(self.cluster), id(self.runtime)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Same):
+            return False
+        pairs = ((getattr(self, name), getattr(other, name)) for name in ("model", "workload", "cluster", "runtime"))
+        return all(mine is theirs for mine, theirs in pairs)
+
+
+@lru_cache(maxsize=16)
+def _engine(same: _Same) -> Engine:
+    model, workload, cluster, runtime = same.model, same.workload, same.cluster, same.runtime
+    parts = segments(model, workload, runtime.fused_glu)
+    used = list(dict.fromkeys(model.pattern))
+    kv_heads = [k.mixer.kv_heads for k in model.kinds.values() if isinstance(k.mixer, Attention)]
+    return Engine(
+        model=model, workload=workload, cluster=cluster, runtime=runtime, rates=rates_for(cluster.accelerator),
+        segments=parts, pattern=tuple(1 + used.index(name) for name in model.pattern),
+        kv_heads=float(min(kv_heads)),
+    )
+
+
+def engine(model: Model, workload: Workload, cluster: Cluster, runtime: Runtime) -> Engine:
+    """The engine of these four; the last 16 are kept."""
+    return _engine(_Same(model, workload, cluster, runtime))
+
+
