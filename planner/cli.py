@@ -5,7 +5,6 @@ Start-up imports neither numpy nor the rooms' modules that need it: every comman
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -141,9 +140,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         say("distplan: interrupted")
         return INTERRUPTED
+    except SystemExit:
+        return _reader_left()  # typer's own end to a closed pipe; nothing else exits here
+    except BrokenPipeError:
+        return _reader_left()
     except OSError as error:
-        if error.errno == errno.EPIPE:
-            return _reader_left()
         return _unwritable(error)
     except Exception as error:
         if hasattr(error, "format_message"):
@@ -168,15 +169,22 @@ def _misused(error: Any) -> int:
 
 
 def _reader_left() -> int:
-    """Whoever read our output has enough (`| head`); nothing more can be said, not even at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Whoever read our output has enough (`| head`)."""
+    _close_stdout()
     return OK
 
 
 def _unwritable(error: OSError) -> int:
-    place = error.filename or "standard output"
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return _complain(f"{place}: {error.strerror or error}")
+    if error.filename is None:
+        _close_stdout()
+    return _complain(f"{error.filename or 'standard output'}: {error.strerror or error}")
+
+
+def _close_stdout() -> None:
+    """What is still buffered has nowhere to go; Python would try once more at exit, and complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _fault(error: Exception, arguments: Sequence[str]) -> int:
