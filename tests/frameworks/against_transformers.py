@@ -1,0 +1,118 @@
+"""Every family of hf_families.yaml against the model that transformers builds from the same configuration.
+
+Not collected by default: it needs transformers 5.24.0 and torch 2.13.0 beside distplan and pytest.
+    pytest tests/frameworks/against_transformers.py
+`python tests/frameworks/against_transformers.py FILE` writes tests/data/transformers_counts.json anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from distplan.costmodel.hf_config import load_json, read_config
+from distplan.costmodel.hf_families import table
+from distplan.costmodel.model import Attention
+
+NEEDED: dict[str, dict[str, Any]] = {
+    # classes whose defaults alone make no model
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"num_experts": 16, "moe_topk": 2, "head_dim": 128},
+    "minimax": {"head_dim": 128},
+    "glm4_moe": {"head_dim": 128},
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
+    "deepseek_v2": {"num_experts_per_tok": 6, "first_k_dense_replace": 1, "q_lora_rank": 1536},
+    "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"] * 3},
+    "bloom": {"hidden_size": 1024, "n_head": 16, "n_layer": 4},
+}
+TURNED = (
+    "attention_bias", "use_bias", "mlp_bias", "use_qk_norm", "qk_layernorm", "use_parallel_residual", "use_qkv_bias",
+    "tie_word_embeddings", "bias", "multi_query", "lm_head_bias", "attention_out_bias", "qkv_bias",
+)  # fmt: skip
+"""switches that the second configuration of each family has the other way round"""
+TURNED_ELSEWHERE = {"minicpm3", "deepseek_v2", "ernie4_5_moe", "nemotron_h", "phi", "mpt"}
+"""families with a switch that this schema has no word for (biases of low-rank projections, of QK norms)"""
+NOT_BUILT = {"dbrx"}
+"""its class cannot be built from its own configuration in 5.24.0 (no rope_theta)"""
+
+DROPPED = {
+    "architectures", "dtype", "transformers_version", "initializer_range", "bos_token_id", "eos_token_id",
+    "pad_token_id", "rope_parameters", "use_cache", "router_aux_loss_coef", "_name_or_path",
+}  # fmt: skip
+"""keys without a bearing on the architecture, left out of the stored file"""
+
+
+def families() -> list[str]:
+    spelt = [spelling for name, entry in table("families").items() for spelling in (name, *entry.get("also", ()))]
+    return sorted(name for name in set(spelt) - NOT_BUILT if name in CONFIG_MAPPING)
+
+
+def config_of(model_type: str) -> Any:
+    return CONFIG_MAPPING[model_type](**NEEDED.get(model_type, {}))
+
+
+def parameters_of(config: Any) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+
+
+@pytest.mark.parametrize("model_type", families())
+@pytest.mark.parametrize("only_differences", [True, False])
+def test_the_reader_sees_the_widths_that_transformers_builds(
+    model_type: str, only_differences: bool, tmp_path: Path
+) -> None:
+    config = config_of(model_type)
+    path = tmp_path / "config.json"
+    path.write_text(config.to_json_string(use_diff=only_differences))
+    model = read_config(load_json(path), model_type).model
+    shapes = parameters_of(config)
+    embedding = next(shape for name, shape in shapes.items() if "embed" in name or "wte" in name)
+    assert embedding == (model.vocab, model.hidden)
+    assert any(name.startswith("lm_head") and name.endswith("weight") for name in shapes) != model.tied_embedding
+    last = str(model.layers - 1)
+    assert any(last in name.split(".") for name in shapes)
+    assert not any(str(model.layers) in name.split(".") and "experts" not in name for name in shapes)
+    for index, name in enumerate(model.pattern):
+        mixer = model.kinds[name].mixer
+        if isinstance(mixer, Attention) and not mixer.kv_lora_rank:
+            own = [k for k in shapes if f".{index}." in k and k.endswith(("q_proj.weight", "k_proj.weight"))]
+            widths = {k.split(".")[-2]: shapes[k][0] for k in own if not k.startswith("lm_head")}
+            if widths:
+                assert widths["q_proj"] == mixer.heads * mixer.head_dim * (2 if mixer.gated else 1)
+                assert widths["k_proj"] == mixer.kv_heads * mixer.head_dim
+
+
+def turned(model_type: str) -> Any:
+    own = config_of(model_type).to_dict()
+    switches = {key: not own[key] for key in TURNED if isinstance(own.get(key), bool)}
+    return CONFIG_MAPPING[model_type](**{**NEEDED.get(model_type, {}), **switches})
+
+
+def write(file: str) -> None:
+    counts = {}
+    for model_type in families():
+        configs = {"default": config_of(model_type)}
+        if model_type not in TURNED_ELSEWHERE:
+            configs["turned"] = turned(model_type)
+        for name, config in configs.items():
+            total = sum(torch.Size(shape).numel() for shape in parameters_of(config).values())
+            stated = {key: value for key, value in json.loads(config.to_json_string()).items() if key not in DROPPED}
+            counts[f"{model_type}/{name}"] = {"parameters": total, "config": stated}
+    lines = [f"{json.dumps(name)}: {json.dumps(entry, separators=(',', ':'))}" for name, entry in counts.items()]
+    Path(file).write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    write(sys.argv[1])
