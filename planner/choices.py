@@ -25,7 +25,7 @@ class Pricer:
 
     def choice(self, strategy: Strategy, global_batch: int) -> Choice:
         """Priced alone: the same bits as in its batch."""
-        estimate = self.job.price(Strategies.of([strategy]), global_batch)
+        estimate = self.job.price(Strategies.of([strategy]), global_batch, detail=True)
         context = self.job.context(strategy.gpus, global_batch)
         bare = Choice(
             strategy=strategy, gpus=strategy.gpus, global_batch=global_batch,
@@ -70,15 +70,14 @@ def shortlisted(
         return None, (), 0, False
     job = pricer.job
     pareto = job.objective == "pareto"
-    ranked = best(admitted, job.objective, max(job.shortlist, top) + 1)
-    limit = max(job.shortlist, 0 if pareto else top)
+    ranked = best(admitted, job.objective, job.shortlist + 1)
     done: list[Choice] = []
     simulated, cut = 0, False
     for i in range(len(ranked)):
         choice = pricer.choice(ranked.rows[i], int(ranked.columns["global_batch"][i]))
         if not pareto and len(done) >= top and _key(choice, job) > sorted(_key(c, job) for c in done)[top - 1]:
             break
-        if len(done) == limit:
+        if len(done) == job.shortlist:
             cut = pricer.simulate_plan is not None or pareto
             break
         done.append(pricer.simulated(choice))

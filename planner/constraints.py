@@ -7,7 +7,7 @@ by varying one field. Rules come in two groups: those before `STRUCTURE_FROM` re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -127,6 +127,8 @@ class Code:
     """variant -> template; '' where there is one form"""
     rule: str
     vary: tuple[str, ...]
+    after: str
+    """code that this rule takes for granted: not said where that is broken, and nearest values keep it"""
     warn: bool
 
 
@@ -145,6 +147,7 @@ def _code_of(name: str, doc: Document) -> Code:
         sentence={"": sentence} if isinstance(sentence, str) else sentence,
         rule=take(doc, "rule", str, default=""),
         vary=tuple(take(doc, "vary", list)),
+        after=take(doc, "after", str, default=""),
         warn=take(doc, "warn", bool, default=False),
     )
 
@@ -154,10 +157,11 @@ def explain_row(strategy: Strategy, context: Context) -> list[Violation]:
     rows = Strategies.of([strategy])
     values = {**context.facts, **rows.columns}
     words = _words(strategy, context)
+    broken = {code for code, mask in MASKS.items() if bool(np.any(mask(values, context.runtime)))}
     return [
         _violation(codes()[code], values, words, context)
-        for code, mask in MASKS.items()
-        if bool(np.any(mask(values, context.runtime)))
+        for code in MASKS
+        if code in broken and codes()[code].after not in broken
     ]
 
 
@@ -168,33 +172,32 @@ def warnings(strategy: Strategy, context: Context) -> tuple[Violation, ...]:
 
 def _violation(code: Code, values: Values, words: Mapping[str, Any], context: Context) -> Violation:
     template = code.sentence[context.runtime.rules[code.rule] if code.rule else ""]
-    nearest = tuple(text for name in code.vary for text in _nearest(name, code.code, values, context))
+    nearest = tuple(text for name in code.vary for text in _nearest(name, code, values, context))
     return Violation(code=code.code, sentence=template.format_map(words), nearest=nearest, warning=code.warn)
 
 
-def _nearest(name: str, code: str, values: Values, context: Context) -> list[str]:
+def _nearest(name: str, code: Code, values: Values, context: Context) -> list[str]:
     """Legal values of one field with all others as they are: all if few and a degree, else the two around."""
-    mask = MASKS[code]
     if name in STRUCTURE:
         candidates = np.arange(len(STRUCTURE[name]), dtype=np.int8)
-        legal = candidates[~_broadcast(mask, values, name, candidates, context)]
+        legal = candidates[_unbroken(code, {**values, name: candidates}, context, len(candidates))]
         known = context.runtime.legal[name]
         return [f"{name}={STRUCTURE[name][i]}" for i in legal if STRUCTURE[name][i] in known]
     now = float(np.ravel(values[name])[0])
     low = max(1.0, now - 65536.0)
-    candidates = np.arange(low, min(2.0 * now, now + 65536.0) + 2.0)
-    candidates = candidates[~_broadcast(mask, values, name, candidates, context)]
-    if len(candidates) > 8 or name not in DEGREES:
-        below, above = candidates[candidates < now][-1:], candidates[candidates > now][:1]
-        candidates = np.concatenate([below, above])
-    return [f"{name}={value:.0f}" for value in candidates]
+    numbers = np.arange(low, min(2.0 * now, now + 65536.0) + 2.0)
+    numbers = numbers[_unbroken(code, {**values, name: numbers}, context, len(numbers))]
+    if len(numbers) > 8 or name not in DEGREES:
+        below, above = numbers[numbers < now][-1:], numbers[numbers > now][:1]
+        numbers = np.concatenate([below, above])
+    return [f"{name}={number:.0f}" for number in numbers]
 
 
-def _broadcast(
-    mask: Callable[[Values, Runtime], Any], values: Values, name: str, candidates: Any, context: Context
-) -> Bools:
-    varied = {**values, name: candidates}
-    return np.broadcast_to(np.asarray(mask(varied, context.runtime)), candidates.shape)
+def _unbroken(code: Code, values: Values, context: Context, count: int) -> Bools:
+    broken = MASKS[code.code](values, context.runtime)
+    if code.after:
+        broken = broken | MASKS[code.after](values, context.runtime)
+    return np.broadcast_to(~np.asarray(broken), count)
 
 
 class _Words(dict[str, Any]):

@@ -35,8 +35,8 @@ class EstimateFunction(Protocol):
         runtime: Runtime,
         strategies: Strategies,
         *,
-        reserve_bytes: float,
-        memory_limit_bytes: float | None,
+        usable_bytes: float | None,
+        detail: bool,
     ) -> Estimate: ...
 
 
@@ -76,16 +76,16 @@ class Job:
         domain = int(self.cluster.tiers[0].size) if np.isfinite(self.cluster.tiers[0].size) else gpus
         return Context(model=self.model, workload=workload, runtime=self.runtime, gpus=gpus, domain=domain)
 
-    def price(self, rows: Strategies, global_batch: int) -> Estimate:
+    @property
+    def usable_bytes(self) -> float:
+        """What the driver gives, or the limit where that is less, without the reserve."""
+        given = self.cluster.accelerator.memory_bytes
+        return min(given, self.memory_limit_bytes or given) - self.reserve_bytes
+
+    def price(self, rows: Strategies, global_batch: int, *, detail: bool = False) -> Estimate:
         workload = replace(self.workload, global_batch=global_batch)
         return self.estimate(
-            self.model,
-            workload,
-            self.cluster,
-            self.runtime,
-            rows,
-            reserve_bytes=self.reserve_bytes,
-            memory_limit_bytes=self.memory_limit_bytes,
+            self.model, workload, self.cluster, self.runtime, rows, usable_bytes=self.usable_bytes, detail=detail
         )
 
 

@@ -15,7 +15,7 @@ from distplan.planner.choices import Pricer, shortlisted
 from distplan.planner.constraints import explain_row, with_runtime
 from distplan.planner.neighbours import legal_neighbours, smallest_gpus
 from distplan.planner.plan import OBJECTIVES, Choice, Counts, NothingFits, NothingLegal, OtherRuntime, Plan, Sensitivity
-from distplan.planner.pricing import EstimateFunction, Job, Progress, SimulateFunction, Tally, cost_all
+from distplan.planner.pricing import MAX_SHORTLIST, EstimateFunction, Job, Progress, SimulateFunction, Tally, cost_all
 from distplan.planner.space import Bounds, check_bounds
 
 CHANGES = (
@@ -62,7 +62,7 @@ def search(
     job = Job(
         model=model, workload=workload, cluster=cluster, runtime=runtime, bounds=check_bounds(bounds or {}),
         objective=objective, reserve_bytes=reserve_bytes, memory_limit_bytes=memory_limit_bytes,
-        allow_tight=allow_tight, estimate=estimate,
+        allow_tight=allow_tight, estimate=estimate, shortlist=max(MAX_SHORTLIST, top),
     )  # fmt: skip
     price = price_per_gpu_hour if price_per_gpu_hour is not None else cluster.price_per_gpu_hour or None
     pricer = Pricer(job=job, price_per_gpu_hour=price, simulate_plan=simulate_plan)

@@ -59,7 +59,8 @@ def check_bounds(bounds: Bounds) -> Bounds:
 
 def skeletons(context: Context, bounds: Bounds) -> Columns:
     """Degrees (float64) and schedule (int8) of every row before its options; `first_split` marks the
-    largest dp_shard of its (tp, pp, cp). Sorted by tp, pp, cp, dp_shard, ep, etp, schedule, vpp, micro_batch.
+    largest dp_shard of its (pp, tp, cp). Sorted by pp, tp, cp, dp_shard, ep, etp, schedule, vpp,
+    micro_batch: a chunk has few pipelines, which the estimate groups by.
     """
     mesh = _meshes(context, bounds)
     mesh = _with_experts(mesh, context, bounds)
@@ -78,8 +79,8 @@ def _meshes(context: Context, bounds: Bounds) -> Columns:
     # beyond these a rule refuses every row: a rank without a head, a stage without a layer, no token
     most_tp = max(context.facts["heads"], default=MAX_TP_WITHOUT_HEADS)
     most_pp = context.facts["layers"] + 2
-    for tp in _allowed("tp", [d for d in degrees if d <= most_tp], bounds):
-        for pp in _allowed("pp", [d for d in degrees if d <= most_pp], bounds):
+    for pp in _allowed("pp", [d for d in degrees if d <= most_pp], bounds):
+        for tp in _allowed("tp", [d for d in degrees if d <= most_tp], bounds):
             for cp in _allowed("cp", [d for d in degrees if d <= context.workload.seq_len], bounds):
                 dp, rest = divmod(context.gpus, tp * pp * cp)
                 if rest or dp not in bounds.get("dp", (dp,)):

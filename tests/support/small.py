@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 import numpy as np
 
 from distplan.costmodel.estimate import Estimate
@@ -49,8 +52,8 @@ def estimate(
     runtime: Runtime,
     strategies: Strategies,
     *,
-    reserve_bytes: float,
-    memory_limit_bytes: float | None,
+    usable_bytes: float | None,
+    detail: bool,
 ) -> Estimate:
     """Elementwise: compute over GPUs with a bubble, a tax per tp, and parameters over what shards them."""
     s = {name: strategies.degree(name) for name in strategies.columns}
@@ -58,22 +61,22 @@ def estimate(
     m = workload.global_batch / (s["micro_batch"] * dp)
     parameters = 12.0 * model.layers * model.hidden * model.hidden
     tokens = float(workload.global_batch * workload.seq_len)
-    slow = 1.0 + (s["pp"] - 1.0) / (m * s["vpp"]) + 0.02 * (s["tp"] - 1.0) * (2.0 - s["sp"]) + 0.25 * (s["recompute"] == 2)
+    slow = 1.0 + (s["pp"] - 1.0) / (m * s["vpp"]) + 0.25 * (s["recompute"] == 2)
+    slow += 0.02 * (s["tp"] - 1.0) * (2.0 - s["sp"])
     peak, network = cluster.accelerator.peak_flops["bf16"], cluster.tiers[-1].bandwidth
     gpus = dp * s["tp"] * s["pp"] * s["cp"]
     seconds = 6.0 * parameters * tokens / (peak * gpus) * slow + 4.0 * parameters * (dp - 1.0) / dp / network
     states = np.where(s["zero"] > 0, 6.0 + 12.0 / (s["dp_shard"] * s["cp"]), 18.0) * parameters / (s["tp"] * s["pp"])
     kept = 34.0 * model.hidden * workload.seq_len * s["micro_batch"] * model.layers / (s["tp"] * s["cp"])
     memory = states + np.where(s["recompute"] == 2, 0.1, 1.0) * kept
-    usable = cluster.accelerator.memory_bytes - reserve_bytes
     zeros = np.zeros(len(strategies))
-    return Estimate(
-        step_seconds=seconds, step_seconds_low=0.9 * seconds, step_seconds_high=1.1 * seconds,
-        time={"compute": seconds}, allocated_bytes=memory, reserved_bytes=memory, device_bytes=memory,
-        device_bytes_low=0.95 * memory, device_bytes_high=1.05 * memory,
-        usable_bytes=np.full(len(strategies), min(usable, memory_limit_bytes or usable)),
-        memory={"states": states, "activations": memory - states},
-        worst_stage=zeros.astype(np.int64), worst_phase=zeros.astype(np.int64) + 1, num_micro_batches=m,
-        recompute_layers=zeros, model_flops=zeros, hardware_flops=zeros, kernel_flops=zeros,
-        tokens=np.full(len(strategies), tokens), communication=(), host_bytes=zeros,
-    )  # fmt: skip
+    rest: dict[str, Any] = {f.name: zeros for f in fields(Estimate)}
+    return Estimate(**rest | {
+        "step_seconds": seconds, "step_seconds_low": 0.9 * seconds, "step_seconds_high": 1.1 * seconds,
+        "time": {"compute": seconds}, "device_bytes": memory,
+        "device_bytes_low": 0.95 * memory, "device_bytes_high": 1.05 * memory,
+        "usable_bytes": np.full(len(strategies), usable_bytes or cluster.accelerator.memory_bytes),
+        "memory": {"states": states, "activations": memory - states},
+        "worst_stage": zeros.astype(np.int64), "worst_phase": zeros.astype(np.int64) + 1,
+        "tokens": np.full(len(strategies), tokens), "communication": (),
+    })  # fmt: skip
