@@ -15,7 +15,7 @@ from distplan.hardware.documents import Document, load_mapping, no_other_keys, t
 from distplan.hardware.errors import UnknownNameError
 from distplan.hardware.facts import Fact, count, read_sources, take_fact
 from distplan.hardware.links import load_links
-from distplan.hardware.units import parse_bytes, parse_bytes_per_second, parse_dollars_per_hour
+from distplan.hardware.units import parse_bytes, parse_bytes_per_second, parse_dollars_per_hour, parse_seconds
 
 SYSTEMS_FILE = Path(__file__).parent / "data" / "systems.yaml"
 TOPOLOGIES = ("switch", "mesh", "cube_mesh", "torus", "pcie")
@@ -31,7 +31,7 @@ class Tier:
     bandwidth: float
     """bytes/s per GPU and direction, line rate, oversubscription already taken off"""
     latency: float
-    """seconds of one hop"""
+    """seconds to send a small message to a neighbour; the file's, or what the technology was measured at"""
     topology: str
     """switch | mesh (a link per pair) | cube_mesh | torus | pcie | fabric"""
     technology: str
@@ -115,19 +115,19 @@ def _read_prices(doc: Document, sources: Mapping[str, str]) -> tuple[Fact, ...]:
 def _read_tiers(doc: Document, sources: Mapping[str, str], facts: dict[str, Fact]) -> tuple[Tier, ...]:
     gpus_per_node = facts["gpus_per_node"].value
     scaleup = take(doc, "scaleup", Document)
-    keys = ("technology", "topology", "domain", "bandwidth", "in_switch_reduction", "note")
+    keys = ("technology", "topology", "domain", "bandwidth", "latency", "in_switch_reduction", "note")
     no_other_keys(scaleup, keys)
     domain = take_fact(scaleup, "domain", count, sources, default=facts["gpus_per_node"], minimum=1)
     facts["scaleup.domain"] = domain
     tiers = [_read_tier(scaleup, "scaleup", domain.value, sources, facts)]
     node = take(doc, "node", Document, default=None)
     if node is not None:
-        no_other_keys(node, ("technology", "topology", "bandwidth", "note"))
+        no_other_keys(node, ("technology", "topology", "bandwidth", "latency", "note"))
         if gpus_per_node <= domain.value:
             raise doc.error("a node tier needs more GPUs per node than the scale-up domain holds", "node")
         tiers.append(_read_tier(node, "node", gpus_per_node, sources, facts))
     fabric = take(doc, "fabric", Document)
-    no_other_keys(fabric, ("technology", "bandwidth", "pod_gpus", "oversubscription", "note"))
+    no_other_keys(fabric, ("technology", "bandwidth", "latency", "pod_gpus", "oversubscription", "note"))
     outer = _read_tier(fabric, "fabric", math.inf, sources, facts)
     ratio = take_fact(fabric, "oversubscription", count, sources, default=None, minimum=1, maximum=1000)
     pod = take_fact(fabric, "pod_gpus", count, sources, default=None, minimum=tiers[-1].size)
@@ -145,12 +145,13 @@ def _read_tier(doc: Document, name: str, size: float, sources: Mapping[str, str]
     bandwidth = take_fact(doc, "bandwidth", parse_bytes_per_second, sources)
     facts[f"{name}.bandwidth"] = bandwidth
     default = "fabric" if name == "fabric" else "pcie" if technology.startswith("pcie") else "switch"
-    curve = load_links()[technology].curves["send_recv"]
+    pair = load_links()[technology].curves["send_recv"]
+    hop = pair.base_seconds + pair.rank_seconds
     return Tier(
         name=name,
         size=size,
         bandwidth=bandwidth.value,
-        latency=curve.base_seconds + curve.rank_seconds,
+        latency=take(doc, "latency", parse_seconds, default=hop, minimum=1e-9),
         topology=take(doc, "topology", str, default=default, choices=(*TOPOLOGIES, "fabric")),
         technology=technology,
         in_switch_reduction=take(doc, "in_switch_reduction", bool, default=False),

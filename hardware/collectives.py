@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from distplan.hardware.cluster import Cluster, Tier
 from distplan.hardware.groups import Group
-from distplan.hardware.links import Link, load_links
+from distplan.hardware.links import Link, link_of
 
 Floats = NDArray[np.float64]
 
@@ -43,8 +43,8 @@ class CollectiveCost:
 
 def price(kind: str, payload_bytes: Floats, group: Group, cluster: Cluster) -> CollectiveCost:
     """Cost of one collective of `kind` (see KINDS), elementwise over payloads and groups."""
-    links = load_links()
-    return price_over(kind, payload_bytes, group, cluster.tiers, [links[t.technology] for t in cluster.tiers])
+    links = [link_of(tier.technology, tier.latency) for tier in cluster.tiers]
+    return price_over(kind, payload_bytes, group, cluster.tiers, links)
 
 
 def p2p_seconds(payload_bytes: Floats, group: Group, cluster: Cluster) -> Floats:

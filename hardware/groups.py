@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,23 +28,44 @@ def group_span(axes: Sequence[tuple[Floats, Floats]], cluster: Cluster, gpus: Fl
 
     Groups tile the ranks, so their starts are multiples of their extent. Where a domain is straddled
     unevenly, `inside` and `spans` are those of the worst of all instances (6 neighbours in domains of 4
-    leave 2 alone in one). `gpus`: size of the job; a job within one domain straddles nothing.
+    leave 2 alone in one). `gpus`: size of the job, as a launcher places it: in one domain if it fits,
+    else evenly (128 GPUs on racks of 72 take 64 of each; 12 on nodes of 8 take 6 of each).
     """
     runs = _merged(axes)
     size = _product([degree for degree, _ in runs])
     inside: list[Floats] = []
     spans: list[Floats] = []
     for tier in cluster.tiers:
-        parts = [_in_domains(degree, stride, tier.size) for degree, stride in runs]
+        domain = np.full_like(size, tier.size) if gpus is None else _even_domain(gpus + 0.0 * size, tier.size)
+        parts = [_in_domains(degree, stride, domain) for degree, stride in runs]
         within = _product([members for members, _ in parts])
         across = _product([domains for _, domains in parts])
         if gpus is not None:
             whole = gpus <= tier.size
             within = np.where(whole, size, within)
-            across = np.where(whole, 1.0, across)
+            across = np.where(whole, 1.0, np.minimum(across, np.ceil(gpus / domain)))
         inside.append(within)
         spans.append(np.minimum(across, size))
     return Group(size, tuple(inside), tuple(spans))
+
+
+def _even_domain(gpus: Floats, domain: float) -> Floats:
+    """GPUs that a job takes of each domain: the largest divisor of `gpus` that fills at least half of it.
+
+    Launchers start the same number of ranks on every node, schedulers take equal segments of racks.
+    """
+    if np.isinf(domain) or domain == 1.0:
+        return np.full_like(gpus, domain)
+    jobs, index = np.unique(gpus, return_inverse=True)
+    return np.array([_even_share(job, domain) for job in jobs.tolist()])[index]
+
+
+@cache
+def _even_share(gpus: float, domain: float) -> float:
+    if not np.isfinite(gpus) or gpus % domain == 0.0:
+        return domain
+    shares = range(int(domain), int(domain / 2.0 - 0.5), -1)
+    return float(next((share for share in shares if gpus % share == 0.0), domain))
 
 
 def _product(factors: Sequence[Floats]) -> Floats:
@@ -66,10 +88,10 @@ def _merged(axes: Sequence[tuple[Floats, Floats]]) -> list[tuple[Floats, Floats]
     return [*runs, (degree, stride)]
 
 
-def _in_domains(degree: Floats, stride: Floats, domain: float) -> tuple[Floats, Floats]:
+def _in_domains(degree: Floats, stride: Floats, domain: Floats) -> tuple[Floats, Floats]:
     """Fewest members in one domain, and most domains, of `degree` ranks `stride` apart."""
-    if np.isinf(domain):
-        return degree, np.ones_like(degree)
+    unbounded = np.isinf(domain)
+    domain = np.where(unbounded, degree * stride, domain)
     slots = domain / stride
     whole_slots = np.floor(slots) == slots
     # Starts are multiples of degree, so the remainders at a domain's edge are multiples of the gcd.

@@ -83,22 +83,27 @@ def load_links() -> Mapping[str, Link]:
     return {name: _read_link(entries.section(name), name) for name in entries.value}
 
 
+@cache
+def link_of(technology: str, hop_seconds: float) -> Link:
+    """Constants of a technology whose hop takes `hop_seconds`: every latency scaled alike."""
+    link = load_links()[technology]
+    pair = link.curves["send_recv"]
+    return _with_latency(link, hop_seconds / (pair.base_seconds + pair.rank_seconds))
+
+
+def _with_latency(link: Link, scale: float) -> Link:
+    curves = {
+        key: replace(curve, base_seconds=curve.base_seconds * scale, rank_seconds=curve.rank_seconds * scale)
+        for key, curve in link.curves.items()
+    }
+    return replace(link, curves=curves)
+
+
 def _read_link(doc: Document, name: str) -> Link:
-    no_other_keys(
-        doc, ("fit", "efficiency_scale", "latency_scale", "least_switch_ranks", "share_by_ranks", "status", "source")
-    )
+    no_other_keys(doc, ("fit", "efficiency_scale", "least_switch_ranks", "share_by_ranks", "status", "source"))
     fit = take(doc, "fit", str, choices=tuple(_fits()))
     scale = take(doc, "efficiency_scale", float, default=1.0, minimum=0.01, maximum=10.0)
-    latency = take(doc, "latency_scale", float, default=1.0, minimum=0.01, maximum=100.0)
-    curves = {
-        key: replace(
-            curve,
-            efficiency=curve.efficiency * scale,
-            base_seconds=curve.base_seconds * latency,
-            rank_seconds=curve.rank_seconds * latency,
-        )
-        for key, curve in _fits()[fit].items()
-    }
+    curves = {key: replace(curve, efficiency=curve.efficiency * scale) for key, curve in _fits()[fit].items()}
     return Link(
         technology=name,
         curves=curves,

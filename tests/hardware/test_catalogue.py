@@ -3,12 +3,15 @@
 import math
 import re
 
+import numpy as np
 import pytest
 
 from distplan.hardware.accelerator import accelerator_names, list_accelerators, load_accelerator
 from distplan.hardware.cluster import cluster_names, list_clusters, load_cluster
+from distplan.hardware.collectives import price
 from distplan.hardware.errors import DistplanError, DocumentError, UnknownNameError
 from distplan.hardware.facts import STATUSES
+from distplan.hardware.groups import group_span
 from distplan.hardware.links import CURVES, load_links
 
 
@@ -133,6 +136,15 @@ def test_a_new_accelerator_stands_in_the_same_file(tmp_path):
     cluster = load_cluster(own(tmp_path, OWN.replace("accelerator: h100-sxm\n", inline)))
     assert cluster.accelerator.peak_flops == {"bf16": 500e12}
     assert cluster.accelerator.memory_bytes == 64 * 2**30
+
+
+def test_a_stated_latency_scales_what_a_small_message_costs(tmp_path):
+    plain = load_cluster(own(tmp_path, OWN))
+    slow = load_cluster(own(tmp_path, OWN + f"  latency: {plain.tiers[1].latency * 3e6} us\n"))
+    two = np.array([2.0])
+    group = group_span([(two, np.array([8.0]))], plain)
+    seconds = [price("send_recv", np.array([1.0]), group, cluster).seconds[0] for cluster in (plain, slow)]
+    assert seconds[1] == pytest.approx(3 * seconds[0], rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def enumerate_worst(world, mesh, used, domain):
 @given(st.integers(1, 14), st.integers(1, 14))
 def test_neighbours_are_priced_at_the_worst_instance(n, domain):
     world = math.lcm(n, domain)
-    inside, spans = _in_domains(column(n), column(1), float(domain))
+    inside, spans = _in_domains(column(n), column(1), column(domain))
     assert (inside[0], spans[0]) == enumerate_worst(world, (n,), (0,), domain)
 
 
@@ -71,7 +71,7 @@ def test_no_instance_is_worse_than_what_is_priced(mesh, used, domain):
     strides = [math.prod(mesh[:axis]) for axis in range(3)]
     world = math.lcm(math.prod(mesh), domain)
     fewest, most = enumerate_worst(world, mesh, used, domain)
-    parts = [_in_domains(column(mesh[axis]), column(strides[axis]), float(domain)) for axis in used]
+    parts = [_in_domains(column(mesh[axis]), column(strides[axis]), column(domain)) for axis in used]
     assert math.prod(inside[0] for inside, _ in parts) <= fewest
     assert math.prod(spans[0] for _, spans in parts) >= most
 
@@ -96,6 +96,17 @@ def test_a_job_within_one_domain_straddles_nothing():
     group = group_span([(column(3, 3), column(1, 1))], cluster, gpus=column(6, 48))
     assert group.inside[0].tolist() == [3, 1]
     assert group.spans[0].tolist() == [1, 2]
+
+
+def test_a_job_takes_as_many_of_each_domain():
+    racks = load_cluster("gb200-nvl72")
+    jobs = column(64, 72, 128, 144, 1024)
+    whole = group_span([(column(64, 72, 64, 36, 64), np.ones(5))], racks, gpus=jobs)
+    assert whole.spans[0].tolist() == [1, 1, 1, 1, 1]
+    nodes = load_cluster("dgx-h100")
+    assert group_span([(column(6), column(1))], nodes, gpus=column(12)).inside[0][0] == 6
+    # a prime number of GPUs fills nodes one after the other
+    assert group_span([(column(13), column(1))], nodes, gpus=column(13)).spans[0][0] == 2
 
 
 @pytest.mark.parametrize("stride", [1, 2, 8, 64])
