@@ -88,26 +88,26 @@ def estimate(
     out = GroupCosts.empty(len(rows))
     for number in range(int(group.max(initial=-1)) + 1):
         members = np.flatnonzero(group == number)
-        costs = _of_group(eng, rows.take(members), gpus[members], local, state, members, usable)
+        costs = _of_group(eng, rows.take(members), gpus[members], local, state, members, usable, float(workload.global_batch))
         out.put(members, costs)
-    return _columns(eng, rows, gpus, out, usable, communication(eng, rows, gpus, out) if detail else ())
+    return _columns(eng, workload, rows, gpus, out, usable, communication(eng, rows, gpus, out) if detail else ())
 
 
 def _of_group(
     eng: Engine, rows: Strategies, gpus: Floats, local: LocalTables, state: StateTables, members: NDArray[np.intp],
-    usable: float,
+    usable: float, global_batch: float,
 ) -> GroupCosts:
     first = rows[0]
     return group_costs(
         eng, rows, gpus, local.of(members), state.of(members), pp=first.pp, vpp=first.vpp, schedule=first.schedule,
-        usable=usable,
+        usable=usable, global_batch=global_batch,
     )
 
 
 def _columns(
-    eng: Engine, rows: Strategies, gpus: Floats, out: GroupCosts, usable: float, exchanges: tuple[Communication, ...]
+    eng: Engine, workload: Workload, rows: Strategies, gpus: Floats, out: GroupCosts, usable: float,
+    exchanges: tuple[Communication, ...],
 ) -> Estimate:
-    workload = eng.workload
     batch = float(workload.global_batch)
     per_sequence, attention = eng.flops_per_sequence()
     fragmentation = out.memory[MEMORY_PARTS.index("fragmentation")]

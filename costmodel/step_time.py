@@ -73,12 +73,12 @@ class GroupCosts:
 
 def group_costs(
     eng: Engine, rows: Strategies, gpus: Floats, local: LocalTables, state: StateTables, *, pp: int, vpp: int,
-    schedule: str, usable: float,
+    schedule: str, usable: float, global_batch: float,
 ) -> GroupCosts:
     """Costs of rows of one (pp, vpp, schedule)."""
     cut = split(eng.pattern, len(eng.segments), pp, vpp)
     dp = rows.degree("dp_replicate") * rows.degree("dp_shard")
-    m = float(eng.workload.global_batch) / (dp * rows.degree("micro_batch"))
+    m = global_batch / (dp * rows.degree("micro_batch"))
     states = [
         state_bytes(
             _with_tied(run.content, eng, pp), state.tables["used"], state.tables["stored"], state.zero, eng.workload,

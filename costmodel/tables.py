@@ -8,7 +8,7 @@ elementwise, so it has the same bits whenever and with whatever neighbours it is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -207,7 +207,7 @@ def _state_arrays(costs: StateCosts) -> Mapping[str, Floats]:
 
 @dataclass(frozen=True, slots=True)
 class _Same:
-    """Arguments compared by identity: they hold mappings, and are never changed."""
+    """Arguments that hold mappings are compared by identity (they are never changed), the workload by value."""
 
     model: Model
     workload: Workload
@@ -215,13 +215,16 @@ class _Same:
     runtime: Runtime
 
     def __hash__(self) -> int:
-        return hash((id(self.model), id(self.workload), id(self.cluster), id(self.runtime)))
+        return hash((id(self.model), self.workload, id(self.cluster), id(self.runtime)))
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Same):
-            return False
-        pairs = ((getattr(self, name), getattr(other, name)) for name in ("model", "workload", "cluster", "runtime"))
-        return all(mine is theirs for mine, theirs in pairs)
+        return (
+            isinstance(other, _Same)
+            and self.model is other.model
+            and self.cluster is other.cluster
+            and self.runtime is other.runtime
+            and self.workload == other.workload
+        )
 
 
 @lru_cache(maxsize=16)
@@ -238,7 +241,5 @@ def _engine(same: _Same) -> Engine:
 
 
 def engine(model: Model, workload: Workload, cluster: Cluster, runtime: Runtime) -> Engine:
-    """The engine of these four; the last 16 are kept."""
-    return _engine(_Same(model, workload, cluster, runtime))
-
-
+    """The engine of these four, whatever the global batch; the last 16 are kept."""
+    return _engine(_Same(model, replace(workload, global_batch=1), cluster, runtime))
