@@ -12,8 +12,10 @@ from distplan.costmodel.estimate import Estimate
 from distplan.costmodel.strategy import DEGREES, STRUCTURE, Floats, Strategies
 
 _POWERS = 10.0 ** np.arange(-30.0, 31.0)
-ORDER = ("dp_replicate", "dp_shard", "tp", "pp", "vpp", "cp", "cp_kind", "ep", "etp", "sp", "zero")
-ORDER += ("micro_batch", "schedule", "recompute")
+ORDER = (
+    "dp_replicate", "dp_shard", "tp", "pp", "vpp", "cp", "cp_kind", "ep", "etp", "sp", "zero",
+    "micro_batch", "schedule", "recompute",
+)  # fmt: skip
 """the last word between candidates of equal value and time: smaller first, column by column"""
 
 

@@ -22,13 +22,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from distplan.costmodel.strategy import DEGREES, STRUCTURE, Strategies
+from distplan.costmodel.strategy import DEGREES, STRUCTURE, Floats, Strategies
 from distplan.hardware.errors import DistplanError, did_you_mean
 from distplan.planner.constraints import OPTION_RULES, SKELETON_RULES, Context, apply
 from distplan.planner.rules import per_stage_cut
 
 Bounds = Mapping[str, Sequence[int | str | bool]]
-Columns = dict[str, NDArray[np.generic]]
+Columns = dict[str, Floats]
+"""of skeletons: degrees, the schedule's code and `first_split`, all float64"""
 OPTIONS = ("cp_kind", "sp", "zero", "recompute")
 CHUNK_ROWS = 1 << 17
 MAX_TP_WITHOUT_HEADS = 1024
@@ -58,7 +59,7 @@ def check_bounds(bounds: Bounds) -> Bounds:
 
 
 def skeletons(context: Context, bounds: Bounds) -> Columns:
-    """Degrees (float64) and schedule (int8) of every row before its options; `first_split` marks the
+    """Degrees and schedule of every row before its options; `first_split` marks the
     largest dp_shard of its (pp, tp, cp). Sorted by pp, tp, cp, dp_shard, ep, etp, schedule, vpp,
     micro_batch: a chunk has few pipelines, which the estimate groups by.
     """
@@ -66,10 +67,9 @@ def skeletons(context: Context, bounds: Bounds) -> Columns:
     mesh = _with_experts(mesh, context, bounds)
     schedules = {pp: _schedules(int(pp), context, bounds) for pp in np.unique(mesh["pp"])}
     mesh = _cross(mesh, "pp", schedules, ("schedule", "vpp"))
-    mesh["dp"] = mesh["dp_replicate"].astype(np.float64) * mesh["dp_shard"].astype(np.float64)
+    mesh["dp"] = mesh["dp_replicate"] * mesh["dp_shard"]
     batches = {dp: [(float(b),) for b in _micro_batches(int(dp), context, bounds)] for dp in np.unique(mesh["dp"])}
     rows = _cross(mesh, "dp", batches, ("micro_batch",))
-    rows["schedule"] = rows["schedule"].astype(np.int8)
     return _without_repeats(rows, context)
 
 
@@ -108,8 +108,8 @@ def _with_experts(mesh: Columns, context: Context, bounds: Bounds) -> Columns:
         ones = [(float(ep), float(etp)) for ep in _allowed("ep", [1], bounds) for etp in _allowed("etp", [1], bounds)]
         mesh["one"] = np.ones(len(mesh["tp"]))
         return _cross(mesh, "one", {np.float64(1.0): ones}, ("ep", "etp"))
-    ranks = np.asarray(mesh["dp_replicate"] * mesh["dp_shard"] * mesh["cp"] * mesh["tp"])  # type: ignore[operator]
-    mesh["ranks_tp"] = ranks * 2.0**20 + mesh["tp"].astype(np.float64)
+    ranks = mesh["dp_replicate"] * mesh["dp_shard"] * mesh["cp"] * mesh["tp"]
+    mesh["ranks_tp"] = ranks * 2.0**20 + mesh["tp"]
     options = {}
     for key in np.unique(mesh["ranks_tp"]):
         n, tp = divmod(int(key), 2**20)
@@ -152,7 +152,7 @@ def _without_repeats(rows: Columns, context: Context) -> Columns:
     f_then_b = rows["schedule"] == STRUCTURE["schedule"].index("f_then_b")
     if "1f1b" not in context.runtime.legal["schedule"] or context.runtime.rules["micro_batches"] != "any":
         return rows
-    single = rows["micro_batch"].astype(np.float64) * rows["dp"].astype(np.float64) == context.workload.global_batch
+    single = rows["micro_batch"] * rows["dp"] == context.workload.global_batch
     keep = ~(f_then_b & single)
     return {name: column[keep] for name, column in rows.items()}
 
@@ -174,7 +174,7 @@ def _cross(
     keys = sorted(options)
     sizes = np.array([len(options[k]) for k in keys], dtype=np.int64)
     table = np.array([option for k in keys for option in options[k]], dtype=np.float64).reshape(-1, len(names))
-    which = np.searchsorted(np.array(keys, dtype=np.float64), rows[key].astype(np.float64))
+    which = np.searchsorted(np.array(keys, dtype=np.float64), rows[key])
     row, option = _ragged(which, sizes)
     crossed = {name: column[row] for name, column in rows.items()}
     return crossed | {name: table[option, i] for i, name in enumerate(names)}
@@ -222,7 +222,7 @@ def _options(context: Context, bounds: Bounds) -> _Options:
 
 def _classes(rows: Columns) -> NDArray[np.intp]:
     """Which list of options a row has: (zero: none to shard | all | all but 0) x (tp > 1) x (cp > 1)."""
-    sharded = rows["dp_shard"].astype(np.float64) * rows["cp"].astype(np.float64) > 1
+    sharded = rows["dp_shard"] * rows["cp"] > 1
     first = rows["first_split"] == 1
     zero = np.where(sharded, np.where(first, 1, 2), 0)
     return np.asarray(zero * 4 + (rows["tp"] > 1) * 2 + (rows["cp"] > 1), dtype=np.intp)
@@ -230,15 +230,15 @@ def _classes(rows: Columns) -> NDArray[np.intp]:
 
 def _without_repeated_zero(rows: Columns) -> Columns:
     """A split that shards over a group of one is ZeRO-0, which the largest dp_shard already is."""
-    sharded = rows["dp_shard"].astype(np.float64) * rows["cp"].astype(np.float64) > 1
+    sharded = rows["dp_shard"] * rows["cp"] > 1
     keep = sharded | (rows["first_split"] == 1)
     return {name: column[keep] for name, column in rows.items()}
 
 
 def _expand(rows: Columns, options: _Options) -> Strategies:
     row, option = _ragged(_classes(rows), options.sizes)
-    columns: Columns = {name: rows[name][row] for name in DEGREES}
-    columns["schedule"] = rows["schedule"][row]
+    columns: dict[str, NDArray[np.generic]] = {name: rows[name][row] for name in DEGREES}
+    columns["schedule"] = rows["schedule"].astype(np.int8)[row]
     columns |= {name: options.table[option, i] for i, name in enumerate(OPTIONS)}
     return Strategies(columns)
 
