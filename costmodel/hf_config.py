@@ -16,7 +16,7 @@ from distplan.costmodel.architecture import Word, build, defaults, named, read_f
 from distplan.costmodel.hf_families import Family, family_of, holds, locate, table
 from distplan.costmodel.hf_layers import layer_facts
 from distplan.costmodel.model import Model
-from distplan.hardware.documents import Document, read_text
+from distplan.hardware.documents import Document, dotted, read_text
 from distplan.hardware.errors import DocumentError
 from distplan.hardware.parsing import ParseProblem, parse_json
 
@@ -54,7 +54,7 @@ def load_json(path: str | os.PathLike[str]) -> Document:
     try:
         value, lines = parse_json(text)
     except ParseProblem as problem:
-        raise DocumentError(problem.problem, file=file, line=problem.line) from None
+        raise DocumentError(problem.problem, file=file, line=problem.line, key=dotted(problem.keys) or None) from None
     if not isinstance(value, dict):
         raise DocumentError("expected an object of keys and values", file=file)
     return Document(file=file, value=value, lines=lines)
