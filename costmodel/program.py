@@ -477,13 +477,18 @@ def derive(segment: Segment, structure: Structure) -> SegmentProgram:
 def _recompute(
     tape: _Tape, forward: list[Node], backward: _Backward, structure: Structure
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[Node, ...]]:
-    """(what stays saved, what is made again, the copied nodes)."""
+    """(what stays saved, what is made again, the copied nodes).
+
+    Norms and activation functions discard their output too (Megatron Core, CheckpointWithoutOutput); core
+    attention's output is the next operator's input and stays (Korthikanti et al. 2022, section 5).
+    """
     saved = list(backward.saved)
     chosen = set(structure.recompute)
     whole = "layer" in chosen
     if not chosen:
         return tuple(saved), (), ()
     makers = {output: node for node in forward for output in node.outputs}
+    leaves = {value for node in forward for value in node.inputs if node.tag != "core_attention"}
 
     def remakes(value: str) -> bool:
         maker = makers.get(value)
@@ -491,7 +496,14 @@ def _recompute(
             return False
         if maker.kind in COLLECTIVES:
             return remakes(maker.inputs[0]) or whole
+        if maker.tag == "core_attention" and not whole:
+            return maker.tag in chosen and value not in leaves
         return whole or maker.tag in chosen
+
+    def gathers(value: str) -> bool:
+        """Gathered again rather than kept, as backward does (keep)."""
+        maker = makers.get(value)
+        return maker is not None and maker.kind in ("all_gather", "ring_exchange")
 
     remade = [value for value in saved if remakes(value)]
     kept = dict.fromkeys(value for value in saved if not remakes(value))
@@ -505,7 +517,7 @@ def _recompute(
             continue
         copies.append(replace(node, phase="recompute"))
         for source in node.inputs:
-            if remakes(source):
+            if remakes(source) or gathers(source):
                 needed.add(source)
             elif tape.root[source] not in tape.weights and source not in kept:
                 kept[source] = None
