@@ -26,9 +26,12 @@ from distplan.hardware.links import Link, link_of
 Floats = NDArray[np.float64]
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast", "ring_exchange")
-ALGORITHMS = ("none", "ring", "tree", "in_switch", "direct")
+ALGORITHMS = ("none", "ring", "tree", "in_switch", "direct", "pat")
 """names of CollectiveCost.algorithm's codes"""
-NONE, RING, TREE, IN_SWITCH, DIRECT = (float(code) for code in range(len(ALGORITHMS)))
+NONE, RING, TREE, IN_SWITCH, DIRECT, PAT = (float(code) for code in range(len(ALGORITHMS)))
+
+PAT_RATE, PAT_HOP, PAT_RANK_SECONDS = 0.75, 1.0 / 3.5, 2.8e-6
+"""of the ring's rate, of its hop, and per rank: NCCL's own figures (src/graph/tuning.cc), not measured here"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,11 @@ def _reduction_or_gather(
         k = group.spans[0]
         through_switch = payload + 2.0 * (k - 1.0) / k * payload / group.inside[0]
         wire = np.where(better & reduces, through_switch, wire)
+    if kind in ("all_gather", "reduce_scatter"):
+        pat = _pat(kind, wire, group, tiers, links, crossed)
+        better = (group.inside[0] == 1.0) & (pat < seconds)
+        seconds = np.where(better, pat, seconds)
+        algorithm = np.where(better, PAT, algorithm)
     return CollectiveCost(seconds, wire, algorithm, seconds)
 
 
@@ -168,6 +176,23 @@ def _ring(
     large = _outermost([curve.large for curve in curves], crossed)
     knee = _outermost([curve.knee for curve in curves], crossed)
     return curve_seconds(base + latency, transfer, large, knee)
+
+
+def _pat(
+    kind: str, wire: Floats, group: Group, tiers: Sequence[Tier], links: Sequence[Link], crossed: Sequence[Floats]
+) -> Floats:
+    """Parallel aggregated trees, which NCCL uses for groups of one GPU per node: few hops, a lower rate."""
+    curves = [link.curves[kind] for link in links]
+    transfer = np.zeros_like(wire)
+    for tier, curve, flag in zip(tiers[1:], curves[1:], crossed[1:], strict=True):
+        transfer = np.maximum(transfer, flag * wire / (tier.bandwidth * curve.efficiency * PAT_RATE))
+    base = _outermost([curve.base_seconds for curve in curves], crossed)
+    hop = _outermost([curve.rank_seconds for curve in curves], crossed) * PAT_HOP
+    together = np.minimum(group.size - 1.0, 1.0)
+    latency = together * (base + _ceil_log2(group.size) * hop + group.size * PAT_RANK_SECONDS)
+    large = _outermost([curve.large for curve in curves], crossed)
+    knee = _outermost([curve.knee for curve in curves], crossed)
+    return curve_seconds(latency, transfer, large, knee)
 
 
 def _tree(

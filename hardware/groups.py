@@ -43,7 +43,8 @@ def group_span(axes: Sequence[tuple[Floats, Floats]], cluster: Cluster, gpus: Fl
         if gpus is not None:
             whole = gpus <= tier.size
             within = np.where(whole, size, within)
-            across = np.where(whole, 1.0, np.minimum(across, np.ceil(gpus / domain)))
+            most = np.ones_like(size) if np.isinf(tier.size) else np.ceil(gpus / domain)
+            across = np.where(whole, 1.0, np.minimum(across, most))
         inside.append(within)
         spans.append(np.minimum(across, size))
     return Group(size, tuple(inside), tuple(spans))

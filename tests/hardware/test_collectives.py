@@ -99,6 +99,18 @@ def test_reduction_in_the_switch_sends_the_payload_once():
     assert ALGORITHMS[int(four.algorithm[0])] == "ring"
 
 
+def test_a_gather_over_thousands_of_nodes_does_not_walk_them_one_by_one():
+    """One GPU per node: NCCL's PAT takes 2.8 us per rank (tuning.cc), a ring a network hop of 2.7 to 14 us."""
+    cluster = load_cluster("dgx-h100")
+    size = column(1024.0)
+    small, large = (price("all_gather", size, span(cluster, n, 8), cluster) for n in (4, 2048))
+    assert ALGORITHMS[int(large.algorithm[0])] == "pat"
+    assert large.seconds[0] < 2048 * 5e-6
+    inside = price("all_gather", size, span(cluster, 2048, 1), cluster)
+    assert ALGORITHMS[int(inside.algorithm[0])] == "ring"
+    assert small.seconds < large.seconds
+
+
 def test_the_ring_exchange_is_its_steps():
     cluster = load_cluster("dgx-h100")
     for ranks, stride in ((4, 1), (16, 1), (8, 8)):
