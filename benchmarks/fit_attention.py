@@ -1,0 +1,130 @@
+"""Fit the constants of flash attention to measured rows, with the very formula that the package ships."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from benchmarks.attention_rows import AttentionRow
+from benchmarks.fit_gemm import OUTLIER_SCALE, PRIOR_WEIGHT, gemm_rates, only_gemm
+from distplan.hardware.accelerator import Accelerator
+from distplan.hardware.rate_tables import AttentionRates, Rates
+from distplan.hardware.rates import attention_seconds
+
+Array = NDArray[np.float64]
+
+SHAPE = ("head_dim_64", "head_dim_256", "ramp", "causal_ramp", "tail_rows", "latency")
+START = {
+    "head_dim_64": 0.8,
+    "head_dim_256": 1.0,
+    "ramp": 150.0,
+    "causal_ramp": 300.0,
+    "tail_rows": 60.0,
+    "latency": 5e-6,
+}
+_LOW = (0.5, 0.5, 0.0, 0.0, 0.0, 1e-6)
+_HIGH = (1.3, 1.6, 1000.0, 1000.0, 400.0, 40e-6)
+_ANY_GEMM = {
+    "bandwidth": 1.0, "tile128": 1.0, "tile64": 1.0, "wave": 0.0, "ramp": 0.0, "overlap": 0.0, "latency": 0.0,
+    "cast": 0.0, "cast_latency": 0.0,
+}  # fmt: skip
+
+
+def attention_rates(fraction: float, shape: Mapping[str, float]) -> AttentionRates:
+    """Constants of one direction."""
+    return AttentionRates(
+        peak_fraction=fraction,
+        head_dim_64=shape["head_dim_64"],
+        head_dim_256=shape["head_dim_256"],
+        ramp=shape["ramp"],
+        causal_ramp=shape["causal_ramp"],
+        tail_rows=shape["tail_rows"],
+        latency=shape["latency"],
+    )
+
+
+def bench_rates(accelerator: Accelerator, forward: AttentionRates, backward: AttentionRates) -> Rates:
+    """Rates with nothing but the attention constants, for the shipped formula to read."""
+    rates = only_gemm("bf16", gemm_rates(accelerator, "bf16", 1.0, _ANY_GEMM))
+    return replace(
+        rates,
+        peak_flops=accelerator.peak_flops,
+        num_sms=float(accelerator.num_sms or 1),
+        attention_forward=forward,
+        attention_backward=backward,
+    )
+
+
+def predicted(rates: Rates, rows: Sequence[AttentionRow]) -> Array:
+    """Seconds of every row, shape (rows,)."""
+
+    def column(name: str) -> Array:
+        return np.array([float(getattr(row, name)) for row in rows])
+
+    flops, head_dim, length = column("flops_full"), column("head_dim"), column("length")
+    causal = np.array([row.causal for row in rows])
+    works = np.array([row.work for row in rows])
+
+    def seconds(backward: bool) -> Array:
+        args = (rates, flops, head_dim, length, length)
+        return np.where(causal, attention_seconds(*args, True, backward), attention_seconds(*args, False, backward))
+
+    forward, back = seconds(False), seconds(True)
+    return np.where(works == "forward", forward, np.where(works == "backward", back, forward + back))
+
+
+def measured(rows: Sequence[AttentionRow]) -> Array:
+    """Seconds of every row, shape (rows,)."""
+    return np.array([row.seconds for row in rows])
+
+
+def fit(
+    accelerators: Sequence[Accelerator],
+    rows_of: Sequence[Sequence[AttentionRow]],
+    start: Mapping[str, float] = START,
+    prior_weight: float = PRIOR_WEIGHT,
+) -> tuple[list[float], dict[str, float], list[float], dict[str, float]]:
+    """(forward fractions, forward shape, backward fractions, backward shape) of a family; accelerators weigh alike.
+
+    Backward constants are meaningful only where the rows hold a backward pass. Head-dim ratios are shared.
+    """
+    count, first = len(accelerators), np.array([start[name] for name in SHAPE])
+    total = sum(len(rows) for rows in rows_of)
+    own = len(SHAPE)
+
+    def unpack(values: Array) -> tuple[Array, dict[str, float], Array, dict[str, float]]:
+        shapes = values[2 * count :]
+        forward = dict(zip(SHAPE, shapes[:own], strict=True))
+        backward = dict(zip(SHAPE, shapes[own:], strict=True))
+        return values[:count], forward, values[count : 2 * count], backward
+
+    def residuals(values: Array) -> Array:
+        ahead, forward, back, backward = unpack(values)
+        parts = []
+        for one, rows, fraction, back_fraction in zip(accelerators, rows_of, ahead, back, strict=True):
+            rates = bench_rates(one, attention_rates(fraction, forward), attention_rates(back_fraction, backward))
+            weight = np.sqrt(total / count / len(rows))
+            parts.append(weight * np.log(predicted(rates, rows) / measured(rows)))
+        pull = prior_weight * (values[2 * count :] - np.concatenate([first, first])) / np.concatenate([first, first])
+        return np.concatenate([*parts, pull, PRIOR_WEIGHT * np.log(back / (0.8 * ahead))])
+
+    begin = np.concatenate([np.full(count, 0.6), np.full(count, 0.5), first, first])
+    low = np.concatenate([np.full(2 * count, 0.1), _LOW, _LOW])
+    high = np.concatenate([np.full(2 * count, 1.0), _HIGH, _HIGH])
+    solved = least_squares(
+        residuals,
+        np.clip(begin, low * 1.001 + 1e-9, high * 0.999),
+        bounds=(low, high),
+        x_scale=begin,
+        loss="soft_l1",
+        f_scale=OUTLIER_SCALE,
+    ).x
+    ahead, forward, back, backward = unpack(solved)
+    return (
+        [float(value) for value in ahead],
+        {name: float(value) for name, value in forward.items()},
+        [float(value) for value in back],
+        {name: float(value) for name, value in backward.items()},
+    )
