@@ -9,10 +9,10 @@ A template is a list of tokens:
     X*          a group: the remaining dims, letters X0 X1 …; the same in every tensor of the rule
     X<attr      a group of as many dims as the attribute says
 
-and a group may be followed by operations on the dims that an attribute names (all dims if empty):
+and a group may be followed by operations on the dims that an attribute names (without a name: all):
 
     -attr  without them      ^attr  as `1`      !attr  as `_`      @attr  permuted by it
-    ~attr  `^attr` if the rule's `keep` attribute is true, else `-attr`
+    ~attr  `^attr` if the rule's `keep` attribute is true, else `-attr`; an empty list is all dims
     +attr  with a `1` inserted at each position
 
 >>> letters(["S<begin N*!", "_"], [3, 1], {"begin": 2})
@@ -50,10 +50,10 @@ def _parse(template: str) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 
 
 def positions(value: object, rank: int, extra: int = 0) -> tuple[int, ...]:
-    """Attribute values as dims in order; empty = all dims; negative from the end."""
-    listed = [value] if isinstance(value, int) else list(value) if isinstance(value, (list, tuple)) else []
-    if not listed:
+    """Attribute values as dims in order; None = all dims; negative from the end."""
+    if value is None:
         return tuple(range(rank))
+    listed = [value] if isinstance(value, int) else list(value) if isinstance(value, (list, tuple)) else []
     dims = tuple(dim + rank + extra if dim < 0 else dim for dim in listed)
     if any(not 0 <= dim < rank + extra for dim in dims):
         raise RuleRefusedError(f"dims {listed} are outside a tensor of rank {rank}")
@@ -78,9 +78,10 @@ _REPLACE: Mapping[str, Callable[[Letters, tuple[int, ...]], Letters]] = {
 def _operate(group: Letters, operations: Sequence[tuple[str, str]], attributes: Attributes, keep: str) -> Letters:
     for operation, name in operations:
         kind = operation
+        value = attributes[name] if name else None
         if kind == "~":
             kind = "^" if attributes.get(keep) else "-"
-        value = attributes.get(name)
+            value = None if value in ([], ()) else value
         if kind == "+":
             group = _insert(group, positions(value, len(group), extra=1))
         else:
@@ -93,7 +94,9 @@ def _rank(symbol: str, attributes: Attributes, known: Mapping[str, int]) -> int 
         return known.get(symbol)
     if "<" in symbol:
         value = attributes[symbol[2:]]
-        return value if isinstance(value, int) else None
+        if not isinstance(value, int) or value < 0:
+            raise RuleRefusedError(f"{symbol[2:]} = {value}: a number from 0 is needed")
+        return value
     return 1
 
 
@@ -122,7 +125,8 @@ def _spell(template: str, rank: int | None, attributes: Attributes, known: Mappi
         if symbol == "...":
             widest = known[symbol]
             here = widest if rank is None else rank - fixed
-            out += tuple(f".{i}" for i in range(widest - here, widest))
+            group = tuple(f".{i}" for i in range(widest - here, widest))
+            out += _operate(group, operations, attributes, keep)
         elif len(symbol) == 1:
             out += (symbol,)
         else:

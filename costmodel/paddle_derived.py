@@ -1,0 +1,73 @@
+"""Attributes that the notation needs and that follow from shapes: `derive` in paddle_rules.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from distplan.costmodel.paddle_attr import DistTensor
+
+Attributes = Mapping[str, object]
+
+
+def _integers(value: object) -> list[int]:
+    return [value] if isinstance(value, int) else list(value) if isinstance(value, (list, tuple)) else []
+
+
+def _repeated(tensors: Sequence[DistTensor], attributes: Attributes) -> list[int]:
+    """Dims of the input that tile repeats."""
+    times = _integers(attributes["repeat_times"])
+    rank = tensors[0].ndim
+    aligned = ([1] * rank + times)[-rank:] if rank else []
+    return [dim for dim, count in enumerate(aligned) if count != 1]
+
+
+def _extra_tiled(tensors: Sequence[DistTensor], attributes: Attributes) -> int:
+    """Leading dims that tile adds."""
+    return max(len(_integers(attributes["repeat_times"])) - tensors[0].ndim, 0)
+
+
+def _target(attributes: Attributes) -> list[int]:
+    return _integers(attributes.get("shape", attributes.get("target_shape")))
+
+
+def _expanded(tensors: Sequence[DistTensor], attributes: Attributes) -> list[int]:
+    """Dims of the input that expand makes larger; -1 in the target keeps a size."""
+    sizes = tensors[0].sizes
+    target = _target(attributes)[len(_target(attributes)) - len(sizes) :]
+    return [dim for dim, (size, wanted) in enumerate(zip(sizes, target, strict=True)) if wanted not in (-1, size)]
+
+
+def _extra_expanded(tensors: Sequence[DistTensor], attributes: Attributes) -> int:
+    return len(_target(attributes)) - tensors[0].ndim
+
+
+def _index_depth(tensors: Sequence[DistTensor], attributes: Attributes) -> int:
+    """Leading dims that the last dim of the index tensor addresses."""
+    return tensors[1].sizes[-1]
+
+
+def _axis_size(tensors: Sequence[DistTensor], attributes: Attributes) -> int:
+    """Size of the first input's dim `axis`."""
+    axis = attributes["axis"]
+    return tensors[0].sizes[axis] if isinstance(axis, int) else 0
+
+
+def _axis_of_index(tensors: Sequence[DistTensor], attributes: Attributes) -> list[int]:
+    """The dim `axis` of the second input, if it has one."""
+    axis = attributes["axis"]
+    return [axis] if isinstance(axis, int) and axis < tensors[1].ndim else []
+
+
+_FUNCTIONS: Mapping[str, Callable[[Sequence[DistTensor], Attributes], object]] = {
+    "repeated": _repeated,
+    "extra_tiled": _extra_tiled,
+    "expanded": _expanded,
+    "extra_expanded": _extra_expanded,
+    "index_depth": _index_depth,
+    "axis_size": _axis_size,
+    "axis_of_index": _axis_of_index,
+}
+
+
+def derive(names: Sequence[str], tensors: Sequence[DistTensor], attributes: Attributes) -> dict[str, object]:
+    return {name: _FUNCTIONS[name](tensors, attributes) for name in names}
