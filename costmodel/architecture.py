@@ -85,26 +85,14 @@ def build(
             kinds[name] = layer_kind(name, {**defaults("layer"), **facts}, hidden, blame)
     if model["positions"] == "learned" and not model["max_seq_len"]:
         raise blame("a learned position table needs its number of rows", "max_seq_len")
-    norm_bias = kinds[layers[0][0]].norm_bias
+    learned_rows = model["max_seq_len"] + model["position_offset"]
+    same = {name: value for name, value in model.items() if name not in ("layers", "position_offset")}
     return Model(
-        name=model["name"],
-        hidden=hidden,
-        vocab=model["vocab"],
+        **same,
         kinds=kinds,
         pattern=tuple(name for name, _ in layers),
-        tied_embedding=model["tied_embedding"],
-        positions=model["positions"],
-        max_positions=model["max_seq_len"] + model["position_offset"] if model["positions"] == "learned" else 0,
-        max_seq_len=model["max_seq_len"],
-        embedding_norm=model["embedding_norm"],
-        embedding_norm_bias=model["embedding_norm"] and norm_bias,
-        token_types=model["token_types"],
-        final_norm=model["final_norm"],
-        head_bias=model["head_bias"],
-        dropout=model["dropout"],
-        attention_dropout=model["attention_dropout"],
-        vocab_pad_multiple=model["vocab_pad_multiple"],
-        mtp_layers=model["mtp_layers"],
+        max_positions=learned_rows if model["positions"] == "learned" else 0,
+        embedding_norm_bias=model["embedding_norm"] and kinds[layers[0][0]].norm_bias,
         mtp_kind=layers[-1][0] if model["mtp_layers"] else "",
         placements=placements or {},
     )

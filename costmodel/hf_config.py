@@ -24,7 +24,10 @@ _NOT_JSON = re.compile(r'"(?:[^"\\]|\\.)*"|-?\bInfinity\b|\bNaN\b')
 _PLANS = ("full_every", "moe_step")
 """facts whose key may hold a plan of all layers instead, which hf_layers.py reads"""
 _PER_LAYER = {*schema("layer"), "shared_experts"} - {"activation"}
-_SIZES_TO_MENTION = ("layers", "hidden", "vocab", "heads", "ffn", "experts", "top_k", "expert_ffn", "window")
+_SIZES_TO_MENTION = (
+    "layers", "hidden", "vocab", "heads", "kv_heads", "head_dim", "ffn", "experts", "top_k", "expert_ffn", "window",
+    "max_seq_len",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,10 +190,13 @@ def _notes(section: Document, wrapper: Document, family: Family, found: _Found) 
     notes = []
     if section is not wrapper or "vision_config" in wrapper.value:
         notes.append("only the language model is read; image and audio towers are not counted")
-    for fact in _SIZES_TO_MENTION:
-        keys = family.names[fact]
-        if fact in family.sizes and fact not in found.origins and keys and found.values[fact]:
-            notes.append(f"{keys[0]} is not in the file: {found.values[fact]}, {family.name}'s class default")
+    absent = [
+        f"{family.names[fact][0]} {found.values[fact]}"
+        for fact in _SIZES_TO_MENTION
+        if fact in family.sizes and fact not in found.origins and family.names[fact] and found.values[fact]
+    ]
+    if absent:
+        notes.append(f"not in the file, so {family.name}'s class defaults: {', '.join(absent)}")
     if not found.values["max_seq_len"]:
         notes.append("the file states no longest sequence")
     return notes
