@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -96,7 +97,16 @@ def solve(
         f_scale=0.1,
         max_nfev=60,
     )
-    return result.x * scale
+    found: NDArray[np.float64] = result.x * scale
+    return found
+
+
+def trial(links: Mapping[str, Link], technology: str, kind: str, x: NDArray[np.float64]) -> Mapping[str, Link]:
+    return with_curves(links, technology, {kind: curve_of(x)})
+
+
+def fabric_trial(links: Mapping[str, Link], technology: str, x: NDArray[np.float64]) -> Mapping[str, Link]:
+    return with_curves(links, technology, fabric_curves(x))
 
 
 def fit_scaleup(rows: list[Row], links: dict[str, Link]) -> dict[str, Link]:
@@ -109,19 +119,14 @@ def fit_scaleup(rows: list[Row], links: dict[str, Link]) -> dict[str, Link]:
             if kind == "send_recv":  # one pair: nothing to tell ranks apart, no own part
                 high[[1, 3]], low[3] = 2e-9, -1e-9
             x = solve(
-                ringed,
-                lambda x, t=technology, k=kind, base=links: with_curves(base, t, {k: curve_of(x)}),
-                np.clip(START, low, high),
-                low,
-                high,
-                in_switch=False,
+                ringed, partial(trial, links, technology, kind), np.clip(START, low, high), low, high, in_switch=False
             )
             links = with_curves(links, technology, {kind: curve_of(x)})
             if switch:
                 wide = [r for r in rows if r.system in systems and r.kind == kind and r.nodes == 1 and r.ranks > 4]
                 x = solve(
                     wide,
-                    lambda x, t=technology, base=links: with_curves(base, t, {"in_switch": curve_of(x)}),
+                    partial(trial, links, technology, "in_switch"),
                     np.array([1.5e-5, 5e-7, 0.55, 0.0, 4.0, 1.5]),
                     np.array([2e-6, 1e-9, 0.4, -1e-9, 0.0, 0.1]),
                     np.array([5e-5, SWITCH_RANK, 0.7, 1e-9, 20.0, 20.0]),
@@ -153,7 +158,7 @@ def fit_fabrics(rows: list[Row], links: dict[str, Link]) -> dict[str, Link]:
         mine = [r for r in rows if r.system in systems and r.nodes > 1 and r.kind != "send_recv"]
         x = solve(
             mine,
-            lambda x, t=technology, base=links: with_curves(base, t, fabric_curves(x)),
+            partial(fabric_trial, links, technology),
             np.array([2e-5, 1e-5, 0.85, 1.0, 1.5]),
             np.array([1e-6, NET_PEER, 0.3, 0.0, 0.1]),
             np.array([2e-3, NET_HOP, RDMA, 4.0, 5.0]),
@@ -163,13 +168,7 @@ def fit_fabrics(rows: list[Row], links: dict[str, Link]) -> dict[str, Link]:
         if pairs:
             low, high = LOW.copy(), HIGH.copy()
             high[[1, 3]], low[3] = 2e-9, -1e-9
-            x = solve(
-                pairs,
-                lambda x, t=technology, base=links: with_curves(base, t, {"send_recv": curve_of(x)}),
-                np.clip(START, low, high),
-                low,
-                high,
-            )
+            x = solve(pairs, partial(trial, links, technology, "send_recv"), np.clip(START, low, high), low, high)
             links = with_curves(links, technology, {"send_recv": curve_of(x)})
     measured, gather = links["infiniband"].curves["send_recv"], links["infiniband"].curves["all_gather"]
     for technology in set(FABRICS) - {"infiniband"}:  # a pair over other fabrics, as over InfiniBand
