@@ -153,7 +153,9 @@ def torch_action(schedule: Schedule, rank: int, job: Job | None) -> str | None:
         return f"({';'.join(str(torch_action(schedule, rank, part)) for part in job.parts)})OVERLAP_F_B"
     whole = job.kind in ("REDUCE", "UNSHARD", "RESHARD")
     kind = TORCH_KINDS.get(job.kind, job.kind)
-    return f"{schedule.virtual(rank, job.chunk)}{kind}{'' if whole else job.micro_batch}"
+    # PyTorch prints the forwards of 1F1B's last stage one too high (there is no micro-batch m); the order is the same.
+    printed_from = 1 if schedule.name == "1f1b" and job.kind == "F" and rank == schedule.stages - 1 else 0
+    return f"{schedule.virtual(rank, job.chunk)}{kind}{'' if whole else job.micro_batch + printed_from}"
 
 
 def _first_difference(ours: list[Any], theirs: list[Any]) -> str:

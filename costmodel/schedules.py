@@ -161,10 +161,8 @@ def _one_f_one_b_paddle(r: Request) -> list[Slots]:
 
 
 def _one_f_one_b_torch(r: Request) -> list[Slots]:
-    """PyTorch numbers the last stage's forwards from 1 in the list it prints; the order is that of 1F1B."""
     _at_least(r, r.stages, "PyTorch's 1F1B")
     ranks = _stages(r, lambda s: orders.one_f_one_b(r.stages, s, r.micro_batches))
-    ranks[-1] = [j._replace(micro_batch=j.micro_batch + 1) if j.kind == "F" else j for j in ranks[-1]]
     return _reduced(r, [[*rank] for rank in ranks])
 
 
