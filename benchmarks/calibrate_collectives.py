@@ -85,7 +85,8 @@ def solve(
     weight = np.array([1.0 if row.size >= MIB else 0.4 for row in rows])
 
     def residuals(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        return weight * np.log(predict(rows, links_for(x), in_switch) / seconds)
+        errors: NDArray[np.float64] = weight * np.log(predict(rows, links_for(x), in_switch) / seconds)
+        return errors
 
     # bounded parameters span six decades: scale them by their start
     scale = np.maximum(np.abs(start), 1e-9)
