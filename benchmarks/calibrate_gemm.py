@@ -205,10 +205,12 @@ def _devices_without_table(
 
 
 def _sustained(table: Table, accelerators: Mapping[str, Accelerator], tree: Tree, shapes: Mapping[Any, Shape]) -> None:
-    """Rate of thermally settled runs (m, n, k >= 4096) over the rate that the short runs of the table give."""
+    """Rate of thermally settled runs (m, n, k >= 4096) over the rate that the short runs of the table give.
+
+    Of 16-bit runs where there are any; fp8 rates without the cast are less sure (the table has the cast in it).
+    """
     by_family: dict[str, list[float]] = {}
     for name, entry in tree["accelerators"].items():
-        ratios, used = [], []
         for dtype in ("bf16", "fp16", "fp8"):
             rows = [row for row in table.others(name, dtype).get("settled", []) if min(row.m, row.n, row.k) >= 4096]
             own = entry.get("gemm", {}).get("bf16" if dtype == "fp16" else dtype)
@@ -216,10 +218,9 @@ def _sustained(table: Table, accelerators: Mapping[str, Accelerator], tree: Tree
                 continue
             one, part = accelerators[name], Rows.of(rows)
             of = gemm_rates(one, dtype, own["value"], _shape_for(shapes, one.generation, dtype))
-            ratios += list(predicted(dtype, of, part, cast_input=False) / part.seconds)
-            used += rows
-        if ratios:
-            entry["sustained"] = _value(float(np.median(ratios)), used)
+            ratios = predicted(dtype, of, part, cast_input=False) / part.seconds
+            entry["sustained"] = _value(min(1.0, float(np.median(ratios))), rows)
+            break
         if "sustained" in entry:
             by_family.setdefault(accelerators[name].generation, []).append(entry["sustained"]["value"])
     for family, values in by_family.items():

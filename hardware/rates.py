@@ -181,9 +181,8 @@ def attention_seconds(
     Errors raised: DistplanError where the device has no such dtype.
     """
     of = rates.attention_backward if backward else rates.attention_forward
-    peak = rates.peak_flops.get("bf16" if dtype == "fp8" else dtype) or rates.peak_flops.get("fp16")
-    if not peak or dtype not in (*rates.gemm, "fp8"):
-        raise DistplanError(f"{rates.accelerator} has no {dtype} matrix rate (it has {', '.join(rates.gemm)})")
+    _gemm_of(rates, dtype)
+    peak = rates.peak_flops["bf16" if dtype == "fp8" else dtype]
     flops_full, head_dim, q_len, kv_len = _floats(flops_full, head_dim, q_len, kv_len)
     times = BACKWARD_OVER_FORWARD if backward else 1.0
     share = 1.0 - np.minimum(q_len, kv_len) / (2.0 * kv_len) if causal else 1.0
