@@ -133,7 +133,7 @@ def _boundary(
     if strategy.pp == 1:
         return
     payload = local.boundary_bytes
-    neighbour = group_span([(np.array([2.0]), np.array([gpus / strategy.pp]))], eng.cluster, np.array([gpus]))
+    neighbour = group_span([(np.array([float(strategy.pp)]), np.array([gpus / strategy.pp]))], eng.cluster, np.array([gpus]))
     cost = price("send_recv", payload, neighbour, eng.cluster)
     hidden = eng.runtime.overlap["pp_interleaved" if strategy.vpp > 1 else "pp"]
     seconds = float(cost.seconds[0])

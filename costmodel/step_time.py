@@ -236,7 +236,7 @@ def _boundary_seconds(eng: Engine, payload: Floats, gpus: Floats, pp: int) -> Fl
     """One boundary activation to the next stage, gpus/pp ranks away."""
     if pp == 1:
         return np.zeros_like(payload)
-    neighbour = group_span([(np.full_like(gpus, 2.0), gpus / pp)], eng.cluster, gpus)
+    neighbour = group_span([(np.full_like(gpus, float(pp)), gpus / pp)], eng.cluster, gpus)
     return price("send_recv", payload, neighbour, eng.cluster).seconds
 
 

@@ -58,7 +58,8 @@ class Store:
     def find(self, columns: Mapping[str, Floats]) -> Ints:
         """Places of the rows of `columns`; arrays are [..., place]."""
         keys = list(zip(*(column.tolist() for column in columns.values()), strict=True))
-        missing = [at for at, key in enumerate(keys) if key not in self.places]
+        first = {key: at for at, key in enumerate(keys) if key not in self.places}
+        missing = list(first.values())
         if missing:
             fresh = self.compute({name: column[missing] for name, column in columns.items()})
             held = len(self.places)

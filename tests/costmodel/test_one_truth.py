@@ -1,0 +1,66 @@
+"""One strategy alone equals itself inside a batch, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from distplan.costmodel import tables
+from distplan.costmodel.estimate import Estimate, estimate
+from distplan.costmodel.model_file import load_model
+from distplan.costmodel.runtime import load_runtime
+from distplan.costmodel.strategy import Strategies
+from distplan.costmodel.workload import workload
+from distplan.hardware.cluster import load_cluster
+from distplan.planner.constraints import Context
+from distplan.planner.space import legal_chunks, space
+
+
+def random_rows(model_name: str, gpus: int, runtime_name: str, count: int) -> tuple[object, ...]:
+    found = load_model(model_name)
+    work = workload(found.model, found.workload, gpus=gpus)
+    runtime, cluster = load_runtime(runtime_name), load_cluster("dgx-h100")
+    context = Context(model=found.model, workload=work, runtime=runtime, gpus=gpus, domain=8)
+    chunks = list(legal_chunks(space(context, {}), context, {}))
+    columns = {name: np.concatenate([c.columns[name] for c in chunks]) for name in chunks[0].columns}
+    chosen = np.random.default_rng(0).choice(len(columns["tp"]), size=count, replace=False)
+    return found.model, work, cluster, runtime, Strategies({n: c[chosen] for n, c in columns.items()})
+
+
+def columns_of(found: Estimate) -> dict[str, np.ndarray]:
+    columns = {}
+    for f in fields(Estimate):
+        value = getattr(found, f.name)
+        if isinstance(value, np.ndarray):
+            columns[f.name] = value
+        elif isinstance(value, dict):
+            columns |= {f"{f.name}.{key}": part for key, part in value.items()}
+    return columns
+
+
+def fresh() -> None:
+    """Forget every combination that has been priced, so that the next batch prices its own."""
+    tables._engine.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "model,gpus,runtime,count",
+    [("llama-3.1-405b", 1024, "megatron", 2000), ("gemma-2-27b", 256, "torchtitan", 300), ("gpt3-175b", 768, "any", 300)],
+)
+def test_a_row_alone_in_a_batch_and_in_odd_chunks_has_the_same_bits(
+    model: str, gpus: int, runtime: str, count: int
+) -> None:
+    given = random_rows(model, gpus, runtime, count)
+    rows = given[4]
+    fresh()
+    whole = columns_of(estimate(*given))  # type: ignore[arg-type]
+    for size in (1, 37):
+        fresh()
+        parts = [
+            columns_of(estimate(*given[:4], rows.take(slice(at, at + size))))  # type: ignore
+            for at in range(0, count, size)
+        ]
+        for name, column in whole.items():
+            assert np.array_equal(column, np.concatenate([part[name] for part in parts])), (name, size)
