@@ -67,7 +67,7 @@ def search(
     price = price_per_gpu_hour if price_per_gpu_hour is not None else cluster.price_per_gpu_hour or None
     pricer = Pricer(job=job, price_per_gpu_hour=price, simulate_plan=simulate_plan)
     tally = cost_all(job, [(n, batch) for n in counts for batch in batches], progress)
-    best, runners_up, simulated, cut = shortlisted(pricer, tally.admitted, top)
+    best, runners_up, simulated, cut = _shortlist(pricer, tally, top)
     plan = _plan(pricer, counts, batches, tally.counts(), best, runners_up)
     plan = replace(plan, simulated=simulated, simulation_cut=cut, interrupted=tally.interrupted)
     try:
@@ -107,6 +107,15 @@ def evaluate(
     counts = Counts(enumerated=1, rejected=(), legal=1, costed=1, **one)
     plan = _plan(pricer, (strategy.gpus,), (workload.global_batch,), counts, choice, ())
     return replace(plan, simulated=int(choice.simulated_seconds is not None))
+
+
+def _shortlist(pricer: Pricer, tally: Tally, top: int) -> tuple[Choice | None, tuple[Choice, ...], int, bool]:
+    """As shortlisted; an interrupt among the simulations leaves the order of the closed form."""
+    try:
+        return shortlisted(pricer, tally.admitted, top)
+    except KeyboardInterrupt:
+        tally.interrupted = True
+        return shortlisted(replace(pricer, simulate_plan=None), tally.admitted, top)
 
 
 def _hint(nearest: tuple[str, ...]) -> str:

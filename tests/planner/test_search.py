@@ -161,7 +161,7 @@ def test_reserve_and_limit_reach_the_verdict() -> None:
 
 
 def test_tight_plans_are_kept_only_when_allowed() -> None:
-    limit = {"memory_limit_bytes": 20 * 2.0**30, "top": 10_000}
+    limit = {"memory_limit_bytes": 20 * 2.0**30, "top": 1000, "bounds": {"pp": (4,), "micro_batch": (1,)}}
     strict, loose = plan(16, **limit), plan(16, **limit, allow_tight=True)
     assert strict.counts.tight == loose.counts.tight > 0
     assert {c.verdict for c in shown(strict)} == {"fits"}
@@ -234,6 +234,15 @@ def test_interrupt_keeps_the_best_so_far() -> None:
     found = plan([16, 32, 64], progress=slow)
     assert found.interrupted and found.best is not None
     assert found.counts.costed == found.counts.legal > 0
+
+
+def test_interrupt_among_the_simulations_keeps_the_ranking_without_them() -> None:
+    def stopped(*given: Any) -> float:
+        raise KeyboardInterrupt
+
+    found = plan(16, simulate_plan=stopped)
+    assert found.interrupted and found.simulated == 0
+    assert [c.strategy for c in shown(found)] == [c.strategy for c in shown(plan(16))]
 
 
 def test_progress_ends_at_the_whole() -> None:
