@@ -114,11 +114,13 @@ def _blocking(
 ) -> tuple[list[Floats], list[Floats], list[int]]:
     """A send that occupies its stage lengthens the job before it; the last forward and the last backward of a
     micro-batch send nothing, so the first and the last chunk become runs of their own."""
-    runs = [[f[r], b[r], n] for r, n in enumerate(count)]
-    if count[0] > 1:
-        runs = [[f[0], b[0], 1], [f[0], b[0], count[0] - 1], *runs[1:]]
-    if runs[-1][2] > 1:
-        runs = [*runs[:-1], [f[-1], b[-1], runs[-1][2] - 1], [f[-1], b[-1], 1]]
+    runs = list(zip(f, b, count, strict=True))
+    x, y, n = runs[0]
+    if n > 1:
+        runs = [(x, y, 1), (x, y, n - 1), *runs[1:]]
+    x, y, n = runs[-1]
+    if n > 1:
+        runs = [*runs[:-1], (x, y, n - 1), (x, y, 1)]
     last = len(runs) - 1
     return (
         [x + p2p if r < last else x for r, (x, _, _) in enumerate(runs)],

@@ -157,7 +157,11 @@ def _one_f_one_b(r: Request) -> list[Slots]:
 
 def _one_f_one_b_paddle(r: Request) -> list[Slots]:
     _at_least(r, r.stages, "Paddle's 1F1B")
-    return [comms.with_receives([j for j in rank if j], paired=True) for rank in _one_f_one_b(r)]
+    return _receiving(_one_f_one_b(r))
+
+
+def _receiving(ranks: list[Slots]) -> list[Slots]:
+    return [[*comms.with_receives([job for job in rank if job])] for rank in ranks]
 
 
 def _one_f_one_b_torch(r: Request) -> list[Slots]:
@@ -184,7 +188,7 @@ def _interleaved_paddle(r: Request) -> list[Slots]:
     """With a split backward and as many micro-batches as stages Paddle lists no communication jobs."""
     if r.split_backward and r.micro_batches == r.stages:
         return _interleaved(r)
-    return [comms.with_receives([j for j in rank if j], paired=True) for rank in _interleaved(r)]
+    return _receiving(_interleaved(r))
 
 
 def _whole_rounds(r: Request) -> None:

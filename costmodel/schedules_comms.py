@@ -95,20 +95,20 @@ def with_messages(
     return out
 
 
-def with_receives(order: Sequence[Job], paired: bool) -> list[Job]:
+def with_receives(order: Sequence[Job]) -> list[Job]:
     """Paddle's explicit communication jobs: the input of a forward is received right before it, or, after a backward,
-    before that backward's gradient is sent (`paired`), so that both messages are under way together."""
+    before that backward's gradient is sent, so that both messages are under way together."""
     out: list[Job] = []
-    jobs = list(order)
-    for k, job in enumerate(jobs):
-        receive = [Job("RECV_F", job.chunk, job.micro_batch)] if job.kind == "F" else []
-        send = [Job("SEND_B", job.chunk, job.micro_batch)] if job.kind == "B" else []
-        if paired and receive and k and jobs[k - 1].kind == "B":
+    for k, job in enumerate(order):
+        if job.kind == "F":
+            if k == 0 or order[k - 1].kind != "B":
+                out.append(Job("RECV_F", job.chunk, job.micro_batch))
             out.append(job)
-            continue
-        out += [*receive, job]
-        follower = jobs[k + 1] if k + 1 < len(jobs) else None
-        if paired and send and follower is not None and follower.kind == "F":
-            out.append(Job("RECV_F", follower.chunk, follower.micro_batch))
-        out += send
+        elif job.kind == "B":
+            out.append(job)
+            if k + 1 < len(order) and order[k + 1].kind == "F":
+                out.append(Job("RECV_F", order[k + 1].chunk, order[k + 1].micro_batch))
+            out.append(Job("SEND_B", job.chunk, job.micro_batch))
+        else:
+            out.append(job)
     return out

@@ -95,13 +95,15 @@ def table_of(schedule: Schedule, rank: int, atoms: Sequence[Atom], seconds: Seco
             outside = k == 0 if way == "F" else k == last
             return Line(0.0, -1 if overlap or outside else needs, -1, -1)
         given, link = route(way, k)
-        if kind in ("SEND_F", "SEND_B", ">F"):
-            return Line(0.0, -1, -1 if kind != ">F" and link < 0 else given, link)
+        if kind[:4] == "SEND":
+            return Line(0.0, -1, given if link >= 0 else -1, link)
+        if f"SEND_{way}" in kinds and link >= 0:
+            given = -1
+        if kind == ">F":
+            return Line(0.0, -1, given, link)
         if kind in ("F", "B", "I", ".F", ".B"):
-            listed = f"SEND_{way}" in kinds and link >= 0
             ready = kind[0] == "."
-            silent = listed or kind == ".F"
-            return Line(seconds(kind[-1], k), -1 if ready else needs, -1 if silent else given, link)
+            return Line(seconds(kind[-1], k), -1 if ready else needs, -1 if kind == ".F" else given, link)
         return Line(seconds(kind, k), -1, -1, -1)
 
     pairs = {(kind, chunk) for kind, chunk, _ in atoms}

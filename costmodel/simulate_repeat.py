@@ -3,14 +3,14 @@
 Schedules are made of a warm-up, rounds that only count up micro-batches, and a cool-down. Two lists of the same
 schedule, for m and m + one round, show where the rounds end. If over the last rounds every stage did the same
 jobs and every end moved by the same time, the state before the cool-down repeats and each further round adds that
-time. If no number of rounds repeats, more micro-batches are simulated, in the end (a quarter tried) all of them.
+time. If no number of rounds repeats, twice as many micro-batches are tried, and then all of them simulated.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distplan.costmodel.schedules import Schedule, build_schedule
+from distplan.costmodel.schedules import V_SHAPED, Schedule, build_schedule
 from distplan.costmodel.schedules_orders import Job
 from distplan.costmodel.simulate import Simulation, StageCosts, simulate
 
@@ -37,20 +37,21 @@ def simulate_step(
     def build(m: int) -> Schedule:
         return build_schedule(name, stages=stages, micro_batches=m, chunks=chunks, dialect=dialect)
 
-    step = stages if chunks > 1 else 1
-    some = 3 * stages + (micro_batches - 3 * stages) % step
-    while 4 * some <= micro_batches:
-        shorter = build(some)
+    step = stages if chunks > 1 and name not in V_SHAPED else 1
+    some = (3 if step == 1 else 6) * stages
+    for tried in (some, 2 * some):
+        fewer = tried + (micro_batches - tried) % step
+        if 2 * fewer > micro_batches:
+            break
+        shorter = build(fewer)
         run = simulate(shorter, costs, record=False)
-        found = _repeats(shorter, build(some + step), run, step)
+        found = _repeats(shorter, build(fewer + step), run, step)
         if found is not None:
             rounds, period = found
-            left = (micro_batches - some) // step
+            left = (micro_batches - fewer) // step
             if left % rounds:
-                some += left % rounds * step
-                run = simulate(build(some), costs, record=False)
-            return _stretched(run, micro_batches, (left - left % rounds) // rounds * period, costs)
-        some += (some // step) * step
+                run = simulate(build(fewer + left % rounds * step), costs, record=False)
+            return _stretched(run, micro_batches, left // rounds * period, costs)
     run = simulate(build(micro_batches), costs, record=False)
     return _stretched(run, micro_batches, 0.0, costs)
 
@@ -91,7 +92,7 @@ def _moved(run: Simulation, ranks: list[tuple[list[Job], int, int]], rounds: int
     period: float | None = None
     for ends, (jobs, cut, per_round) in zip(run.ends, ranks, strict=True):
         back = rounds * per_round
-        looked_at = back + 2 * per_round
+        looked_at = back + (per_round if step > 1 else 2 * per_round)
         if cut < looked_at + back:
             return None
         for k in range(cut - looked_at, cut):
