@@ -10,7 +10,7 @@ from scipy.optimize import least_squares
 from benchmarks.attention_rows import AttentionRow
 from benchmarks.fit_gemm import OUTLIER_SCALE, PRIOR_WEIGHT, gemm_rates, only_gemm
 from distplan.hardware.accelerator import Accelerator
-from distplan.hardware.rate_tables import AttentionRates, Rates
+from distplan.hardware.rate_types import AttentionRates, Rates
 from distplan.hardware.rates import attention_seconds
 
 Array = NDArray[np.float64]

@@ -9,7 +9,7 @@ from scipy.optimize import least_squares
 
 from benchmarks.measurements import Gemm
 from distplan.hardware.accelerator import Accelerator
-from distplan.hardware.rate_tables import AttentionRates, GemmRates, Rates
+from distplan.hardware.rate_types import AttentionRates, GemmRates, Rates
 from distplan.hardware.rates import gemm_seconds
 
 Array = NDArray[np.float64]

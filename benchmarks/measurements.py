@@ -43,6 +43,7 @@ _ORIGINS = {
     "mag-/gpu_benchmark": "best-shape",
     "xzwgit/gpu-flops-bench": "short",
     "Dao-AILab/flash-attention": "flash-attention",
+    "direct measurement on one machine": "settled",
 }
 
 
@@ -69,8 +70,6 @@ def accelerator_of(device: str) -> str | None:
 
 def origin_of(source: str) -> str:
     """The class of a source: how its numbers were taken."""
-    if source == "settled":
-        return source
     for repository, origin in _ORIGINS.items():
         if repository in source:
             return origin
@@ -137,7 +136,7 @@ def _gemm_of_measured(row: dict[str, str]) -> Gemm | None:
     if kind in ("gemm_tflops", "mamf_tflops", "gemm_best_in_table"):
         return _gemm(row["device"], row["source"], name, shape, value * _TERA)
     if kind == "power_throttle" and "8192^3 bf16 matmul, random inputs" in detail:
-        return _gemm(row["device"], "settled", "bf16", [8192, 8192, 8192], value * _TERA)
+        return _gemm(row["device"], row["source"], "bf16", [8192, 8192, 8192], value * _TERA)
     if kind not in ("gemm_efficiency", "grouped_gemm_efficiency"):
         return None
     peak = re.search(r"peak\((\d+) TFLOPS\)", detail)

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from distplan.hardware.errors import DistplanError
-from distplan.hardware.rate_tables import AttentionRates, GemmRates, Origin, Rates, rates_for
+from distplan.hardware.rate_tables import rates_for
+from distplan.hardware.rate_types import AttentionRates, GemmRates, Origin, Rates
 
 __all__ = [
     "BACKWARD_OVER_FORWARD",

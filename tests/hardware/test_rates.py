@@ -209,6 +209,6 @@ def test_a_dtype_that_the_device_lacks_is_refused_with_those_it_has() -> None:
     with pytest.raises(DistplanError, match=r"a100-sxm4-80gb has no fp8 matrix rate \(it has bf16, fp16, tf32, fp32\)"):
         gemm_seconds(a100, 1024, 1024, 1024, "fp8")
     with pytest.raises(DistplanError, match="no fp8"):
-        attention_seconds(a100, 1e12, 128, 1024, 1024, True, False, "fp8e5")
+        attention_seconds(a100, 1e12, 128, 1024, 1024, True, False, "fp8")
     with pytest.raises(DistplanError, match="no peak_flops"):
         rates_for(replace(load_accelerator("h100-sxm5-80gb"), peak_flops={"int8": 1e15}))
