@@ -1,6 +1,6 @@
 """Fit the constants of flash attention to measured rows, with the very formula that the package ships."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -80,6 +80,22 @@ def measured(rows: Sequence[AttentionRow]) -> Array:
     return np.array([row.seconds for row in rows])
 
 
+def _solve(residuals: Callable[[Array], Array], count: int, first: Array) -> Array:
+    """Fractions forward, backward (each of `count`), then the two shapes, within bounds and with a linear tail."""
+    begin = np.concatenate([np.full(count, 0.6), np.full(count, 0.5), first, first])
+    low = np.concatenate([np.full(2 * count, 0.1), _LOW, _LOW])
+    high = np.concatenate([np.full(2 * count, 1.0), _HIGH, _HIGH])
+    fitted = least_squares(
+        residuals,
+        np.clip(begin, low * 1.001 + 1e-9, high * 0.999),
+        bounds=(low, high),
+        x_scale=begin,
+        loss="soft_l1",
+        f_scale=OUTLIER_SCALE,
+    )
+    return np.asarray(fitted.x)
+
+
 def fit(
     accelerators: Sequence[Accelerator],
     rows_of: Sequence[Sequence[AttentionRow]],
@@ -110,17 +126,7 @@ def fit(
         pull = prior_weight * (values[2 * count :] - np.concatenate([first, first])) / np.concatenate([first, first])
         return np.concatenate([*parts, pull, PRIOR_WEIGHT * np.log(back / (0.8 * ahead))])
 
-    begin = np.concatenate([np.full(count, 0.6), np.full(count, 0.5), first, first])
-    low = np.concatenate([np.full(2 * count, 0.1), _LOW, _LOW])
-    high = np.concatenate([np.full(2 * count, 1.0), _HIGH, _HIGH])
-    solved = least_squares(
-        residuals,
-        np.clip(begin, low * 1.001 + 1e-9, high * 0.999),
-        bounds=(low, high),
-        x_scale=begin,
-        loss="soft_l1",
-        f_scale=OUTLIER_SCALE,
-    ).x
+    solved = _solve(residuals, count, first)
     ahead, forward, back, backward = unpack(solved)
     return (
         [float(value) for value in ahead],
