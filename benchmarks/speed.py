@@ -56,6 +56,7 @@ def report_case(runtime: str) -> None:
 
 def whole_case(runtime: str) -> dict[str, float]:
     """Seconds, counts and peak memory of the complete search in this process."""
+    from distplan.costmodel.estimate import estimate
     from distplan.planner import api
     from distplan.planner.pricing import Job
     from distplan.planner.space import legal_chunks, space
@@ -67,7 +68,7 @@ def whole_case(runtime: str) -> dict[str, float]:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     context = Job(
         model=job.model, workload=job.workload, cluster=job.cluster, runtime=job.runtime, bounds={},
-        objective="step-time", reserve_bytes=0.0, memory_limit_bytes=None, allow_tight=False, estimate=api.price,
+        objective="step-time", reserve_bytes=0.0, memory_limit_bytes=None, allow_tight=False, estimate=estimate,
     ).context(GPUS, job.workload.global_batch)  # fmt: skip
     start = time.perf_counter()
     sum(len(rows) for rows in legal_chunks(space(context, {}), context, {}))
@@ -83,12 +84,13 @@ def whole_case(runtime: str) -> dict[str, float]:
 
 def one_estimate() -> float:
     """Seconds of one strategy of Llama-3.1-70B on 64 GPUs, tables warm."""
+    from distplan.costmodel.estimate import estimate
     from distplan.costmodel.strategy import Strategies, Strategy
     from distplan.planner import api
 
     job = api.setting("llama-3.1-70b", gpus=64)
     row = Strategies.of([Strategy(dp_shard=4, tp=8, pp=2, sp=True)])
-    return best_of(50, lambda: api.price(job.model, job.workload, job.cluster, job.runtime, row))
+    return best_of(50, lambda: estimate(job.model, job.workload, job.cluster, job.runtime, row))
 
 
 def best_of(times: int, run: Callable[[], object]) -> float:

@@ -122,10 +122,10 @@ class OtherRuntime:
     """What the best strategy that any runtime allows would gain."""
 
     runtime: str
-    """the runtime (not 'any') that allows it; 'any' if only a mixture does"""
+    """the runtime (not 'any') that allows it, ours where nothing is gained; 'any' if only a mixture does"""
     best: Choice
     speedup: float
-    """step_seconds of our best / of that one; 1.0 = nothing to gain"""
+    """time per token of our best / of that one, which the objective prefers; 1.0 = nothing to gain"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

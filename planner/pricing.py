@@ -13,7 +13,7 @@ from distplan.costmodel.model import Model, Workload
 from distplan.costmodel.runtime import Runtime
 from distplan.costmodel.strategy import Strategies, Strategy
 from distplan.hardware.cluster import Cluster
-from distplan.planner.constraints import Context, codes
+from distplan.planner.constraints import Context, apply, codes, with_runtime
 from distplan.planner.plan import VERDICTS, Counts, RuleCount
 from distplan.planner.ranking import Pool, best, joined, pool_of
 from distplan.planner.space import CHUNK_ROWS, Bounds, Space, legal_chunks, space
@@ -68,6 +68,8 @@ class Job:
     memory_limit_bytes: float | None
     allow_tight: bool
     estimate: EstimateFunction
+    without: Runtime | None = None
+    """rows that this runtime allows are left out: priced already"""
     shortlist: int = MAX_SHORTLIST
     chunk_rows: int = CHUNK_ROWS
 
@@ -151,10 +153,16 @@ def cost_all(job: Job, cases: list[tuple[int, int]], progress: Progress | None =
 
 def _chunks(job: Job, found: Space, case: tuple[int, int], tally: Tally) -> Iterator[tuple[Strategies, int]]:
     """Legal rows, and how many rows of the space they and the refused ones were."""
+    context = job.context(*case)
     before = sum(tally.rejected.values())
-    for rows in legal_chunks(found, job.context(*case), tally.rejected, job.chunk_rows):
+    for rows in legal_chunks(found, context, tally.rejected, job.chunk_rows):
         refused = sum(tally.rejected.values())
-        yield rows, len(rows) + refused - before
+        seen = len(rows) + refused - before
+        if job.without is None:
+            yield rows, seen
+        else:
+            known, _ = apply(rows, with_runtime(context, job.without))
+            yield rows.take(~known), seen
         before = refused
 
 

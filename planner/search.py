@@ -11,7 +11,7 @@ from distplan.costmodel.runtime import Runtime, list_runtimes, load_runtime
 from distplan.costmodel.strategy import Strategy
 from distplan.hardware.cluster import Cluster, with_compute_scaled, with_network_scaled
 from distplan.hardware.errors import DistplanError, did_you_mean
-from distplan.planner.choices import Pricer, shortlisted
+from distplan.planner.choices import Pricer, shortlisted, value_of
 from distplan.planner.constraints import explain_row, with_runtime
 from distplan.planner.neighbours import legal_neighbours, smallest_gpus
 from distplan.planner.plan import OBJECTIVES, Choice, Counts, NothingFits, NothingLegal, OtherRuntime, Plan, Sensitivity
@@ -189,8 +189,16 @@ def _without_plan(plan: Plan, pricer: Pricer, tally: Tally) -> Plan:
     return replace(plan, why_nothing=why, notes=plan.notes + notes)
 
 
+def _again(job: Job, cases: list[tuple[int, int]]) -> Tally:
+    """A search within the search: half of one would answer wrongly, so an interrupt goes on up."""
+    tally = cost_all(job, cases)
+    if tally.interrupted:
+        raise KeyboardInterrupt
+    return tally
+
+
 def _best_at(pricer: Pricer, gpus: int, global_batch: int) -> Choice | None:
-    tally = cost_all(pricer.job, [(gpus, global_batch)])
+    tally = _again(pricer.job, [(gpus, global_batch)])
     return shortlisted(pricer, tally.admitted, 1)[0]
 
 
@@ -198,7 +206,7 @@ def _changed(plan: Plan, pricer: Pricer, name: str, cluster: Cluster) -> Sensiti
     """The same search on a worse cluster."""
     assert plan.best is not None
     there = replace(pricer, job=replace(pricer.job, cluster=cluster))
-    tally = cost_all(there.job, [(n, batch) for n in plan.gpus for batch in plan.global_batches])
+    tally = _again(there.job, [(n, batch) for n in plan.gpus for batch in plan.global_batches])
     winner = shortlisted(there, tally.admitted, 1)[0]
     if winner is None:
         return Sensitivity(change=name, winner_changes=True, winner=None, loss=0.0)
@@ -209,27 +217,26 @@ def _changed(plan: Plan, pricer: Pricer, name: str, cluster: Cluster) -> Sensiti
     return Sensitivity(change=name, winner_changes=not same, winner=winner, loss=0.0 if same else max(0.0, loss))
 
 
-def _other_runtime(plan: Plan, pricer: Pricer) -> OtherRuntime | None:
+def _other_runtime(plan: Plan, pricer: Pricer) -> OtherRuntime:
     """The best with all runtimes' legal values and rules, priced as in ours: what the rules alone cost."""
     assert plan.best is not None
-    union = load_runtime("any")
-    looser = replace(pricer.job.runtime, legal=union.legal, rules=union.rules)
-    there = replace(pricer, job=replace(pricer.job, runtime=looser))
-    tally = cost_all(there.job, [(n, batch) for n in plan.gpus for batch in plan.global_batches])
+    union, ours = load_runtime("any"), pricer.job.runtime
+    looser = replace(ours, legal=union.legal, rules=union.rules)
+    there = replace(pricer, job=replace(pricer.job, runtime=looser, without=ours))
+    tally = _again(there.job, [(n, batch) for n in plan.gpus for batch in plan.global_batches])
     best = shortlisted(there, tally.admitted, 1)[0]
-    if best is None:
-        return None
-    speedup = max(1.0, _per_token(plan.best) / _per_token(best))
+    if best is None or value_of(best, plan.objective) >= value_of(plan.best, plan.objective):
+        return OtherRuntime(runtime=ours.name, best=plan.best, speedup=1.0)
+    speedup = _per_token(plan.best) / _per_token(best)
     return OtherRuntime(runtime=_allowing(best, pricer), best=best, speedup=speedup)
 
 
 def _allowing(choice: Choice, pricer: Pricer) -> str:
-    """The first runtime that allows it, ours before others."""
-    ours = pricer.job.runtime.name
+    """The first runtime that allows it."""
     context = pricer.job.context(choice.gpus, choice.global_batch)
-    for name in (ours, *(name for name in list_runtimes() if name not in ("any", ours))):
-        runtime = pricer.job.runtime if name == ours else load_runtime(name)
-        if all(v.warning for v in explain_row(choice.strategy, with_runtime(context, runtime))):
+    for name in list_runtimes():
+        allowed = explain_row(choice.strategy, with_runtime(context, load_runtime(name)))
+        if name != "any" and all(v.warning for v in allowed):
             return name
     return "any"
 

@@ -161,7 +161,7 @@ def test_reserve_and_limit_reach_the_verdict() -> None:
 
 
 def test_tight_plans_are_kept_only_when_allowed() -> None:
-    limit = {"memory_limit_bytes": 20 * 2.0**30, "top": 1000, "bounds": {"pp": (4,), "micro_batch": (1,)}}
+    limit = {"memory_limit_bytes": 20 * 2.0**30, "top": 2000, "bounds": {"micro_batch": (1,)}}
     strict, loose = plan(16, **limit), plan(16, **limit, allow_tight=True)
     assert strict.counts.tight == loose.counts.tight > 0
     assert {c.verdict for c in shown(strict)} == {"fits"}
@@ -291,3 +291,33 @@ def test_front_and_best_of_joined_pools_are_those_of_the_parts() -> None:
     assert list(value(again, "step-time")) == list(value(direct, "step-time"))
     fronts = joined([front(whole.take(half)), front(whole.take(~half))])
     assert set(front(fronts).columns["step_seconds"]) == set(front(whole).columns["step_seconds"])
+
+
+def test_what_any_gains_is_the_best_of_the_union_and_names_who_allows_it() -> None:
+    ours = load_runtime("fsdp1")
+    found = plan(16, runtime=ours, other_runtimes=True)
+    union = load_runtime("any")
+    whole = plan(16, runtime=replace(ours, legal=union.legal, rules=union.rules)).best
+    other = found.other_runtime
+    assert whole is not None and other is not None and found.best is not None
+    assert other.best.strategy == whole.strategy
+    assert other.speedup == pytest.approx(found.best.step_seconds / whole.step_seconds)
+    named = plan(16, runtime=load_runtime(other.runtime), bounds={"tp": (other.best.strategy.tp,)})
+    assert other.runtime not in ("any", "fsdp1") and named.counts.legal
+
+
+def test_interrupt_after_the_search_keeps_the_plan_and_leaves_the_extras_out() -> None:
+    whole = plan(16)
+    left = [sum(1 for _ in legal_chunks(space(job().context(16, 64), {}), job().context(16, 64), {}))]
+
+    def stopped(*given: Any, **options: Any) -> Estimate:
+        if len(given[4]) > 1:  # whole chunks, not the choices one by one
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+        return estimate(*given, **options)
+
+    found = plan(16, estimate=stopped, sensitivity=True)
+    assert found.interrupted and found.sensitivity == ()
+    assert found.best is not None and whole.best is not None
+    assert found.best.strategy == whole.best.strategy and found.counts == whole.counts
