@@ -85,6 +85,10 @@ class SegmentProgram:
     """values that recomputation makes again: they live during one layer's backward"""
     gradients: Mapping[str, str]
     """weight -> value of its gradient as backward leaves it (Partial on the data axes)"""
+    output: str
+    """the value that the next segment reads, or the loss"""
+    input_gradient: str
+    """the value that the segment before gets back ('' where nothing comes before)"""
 
 
 def residual_placement(sp: bool) -> dict[str, Axes]:
@@ -375,7 +379,7 @@ class _Backward:
         elif node.kind == "embedding":
             self.embedding(node, dy)
         elif node.kind == "norm":
-            self.pointwise(node, dy, node.inputs[:1], node.inputs)
+            self.pointwise(node, dy, node.inputs[:2], node.inputs)
         elif node.kind in ("activation", "glu", "mul"):
             self.pointwise(node, dy, node.inputs, node.inputs)
         elif node.kind == "softmax":
@@ -464,13 +468,12 @@ def derive(segment: Segment, structure: Structure) -> SegmentProgram:
         gradient = backward.weight_gradient(name)
         if gradient is not None:
             backward.gradients[name] = gradient
-    if "x" in segment.inputs:
-        backward.gradient_of("x")
+    input_gradient = backward.gradient_of("x") if "x" in segment.inputs else None
     saved, remade, again = _recompute(tape, forward, backward, structure)
     nodes = (*forward, *again, *tape.nodes[len(forward):])
     return SegmentProgram(
         segment=segment, structure=structure, nodes=nodes, values=dict(tape.values), saved=saved, remade=remade,
-        gradients=backward.gradients,
+        gradients=backward.gradients, output=tape.current[segment.output], input_gradient=input_gradient or "",
     )
 
 

@@ -14,9 +14,9 @@ import numpy as np
 from distplan.costmodel.layout import Axes
 from distplan.costmodel.local_costs import evaluate_terms, span
 from distplan.costmodel.model import DTYPE_BYTES, Workload
-from distplan.costmodel.program import SegmentProgram, stored_layout, weight_layout
+from distplan.costmodel.program import SegmentProgram
 from distplan.costmodel.sizes import SizeTable, layout_size
-from distplan.costmodel.spmd import reshard
+from distplan.costmodel.state_path import state_path
 from distplan.costmodel.strategy import Floats
 from distplan.hardware.cluster import Cluster
 from distplan.hardware.collectives import price
@@ -84,18 +84,16 @@ def lower_state(programs: Sequence[SegmentProgram], sharded: bool, workload: Wor
         for weight in program.segment.weights:
             if (weight.name in program.segment.shares) != tied:
                 continue
-            layout = weight_layout(weight, program.structure)
-            kept = stored_layout(layout) if sharded else layout
+            path = state_path(program, weight, sharded)
             sizes = program.segment.sizes
-            _count(uses, table.number(layout_size(layout, sizes)), 1.0)
-            _count(stores, table.number(layout_size(kept, sizes)), 1.0)
-            gradient = program.values[program.gradients[weight.name]].layout
-            for source, target, role, dtype in (
-                (gradient, kept, "gradient", workload.precision.gradients),
-                (kept, layout, "parameter", workload.precision.compute),
+            _count(uses, table.number(layout_size(path.used, sizes)), 1.0)
+            _count(stores, table.number(layout_size(path.stored, sizes)), 1.0)
+            for source, steps, role, dtype in (
+                (path.gradient, path.reduce, "gradient", workload.precision.gradients),
+                (path.stored, path.gather, "parameter", workload.precision.compute),
             ):
                 now = source
-                for step in reshard(source, target):
+                for step in steps:
                     if step.kind == "slice":
                         now = step.result
                         continue

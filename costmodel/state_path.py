@@ -1,0 +1,53 @@
+"""The ways that a weight's gradient and parameter travel between where they are made, stored and used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distplan.costmodel.graph import Weight
+from distplan.costmodel.layout import Layout
+from distplan.costmodel.program import SegmentProgram, stored_layout, weight_layout
+from distplan.costmodel.spmd import Transition, reshard
+
+Steps = tuple[Transition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatePath:
+    gradient: Layout
+    """as backward leaves it"""
+    used: Layout
+    """the parameter in forward and backward"""
+    stored: Layout
+    """what the optimizer updates"""
+    reduce: Steps
+    """gradient -> stored"""
+    gather: Steps
+    """stored -> used"""
+    shard: Steps
+    """used -> stored: nothing is sent"""
+
+    @property
+    def each(self) -> Steps:
+        """The part of `reduce` within the sharding group, which may come after every micro-batch."""
+        return tuple(step for step in self.reduce if not _replicates(step))
+
+    @property
+    def last(self) -> Steps:
+        """The rest: the all-reduce between the replicas of HSDP."""
+        return tuple(step for step in self.reduce if _replicates(step))
+
+
+def _replicates(step: Transition) -> bool:
+    return step.kind == "all_reduce" and step.axes == ("dp_replicate",)
+
+
+def state_path(program: SegmentProgram, weight: Weight, sharded: bool) -> StatePath:
+    """`sharded`: the optimizer state is (ZeRO 1 and above)."""
+    used = weight_layout(weight, program.structure)
+    stored = stored_layout(used) if sharded else used
+    gradient = program.values[program.gradients[weight.name]].layout
+    return StatePath(
+        gradient=gradient, used=used, stored=stored, reduce=reshard(gradient, stored),
+        gather=reshard(stored, used), shard=reshard(used, stored),
+    )

@@ -1,0 +1,323 @@
+"""Proof that a strategy computes what one device computes: the Programs that are priced, executed.
+
+Programs have no sizes, so the real model's are run on small ones: degrees above 1 become 2 (4 where
+a lone axis of a group would otherwise be the only one), dims their least multiples, layers one of
+each kind and at least one per pipeline chunk, two micro-batches. Dropout keeps everything; gradients
+are not clipped. Every collective is then left out once, to show that the result needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import lcm
+
+import numpy as np
+
+from distplan.costmodel.interpret import World, settled
+from distplan.costmodel.interpret_kernels import InterpretError
+from distplan.costmodel.interpret_mesh import Array, Mesh, spread
+from distplan.costmodel.interpret_reference import Alone
+from distplan.costmodel.interpret_step import (
+    Key,
+    Outcome,
+    Part,
+    Sharding,
+    Start,
+    sharded_step,
+    single_step,
+    store,
+    weights_of,
+)
+from distplan.costmodel.layout import CP, DATA, MESH_AXES, TP, Axes, Layout, join_axes
+from distplan.costmodel.model import Attention, Model, Workload
+from distplan.costmodel.program import COLLECTIVES, SegmentProgram
+from distplan.costmodel.runtime import Runtime
+from distplan.costmodel.sizes import mesh_symbols
+from distplan.costmodel.state_path import state_path
+from distplan.costmodel.strategy import Strategies, Strategy
+from distplan.costmodel.tables import Engine, engine
+from distplan.costmodel.workload import default
+from distplan.hardware.cluster import Cluster, load_cluster
+
+TOLERANCE = 1e-9
+"""of the largest element: float64 sums in another order differ by some 1e-15 times their length"""
+MAX_RANKS = 64
+MICRO_BATCHES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One tensor, all ranks and micro-batches: error is max |difference| / max |single-device value|."""
+
+    what: str
+    """loss | output | input gradient | gradient | weight"""
+    name: str
+    error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """`needed`: the result differs without it; None where its axes have degree 1 here (nothing is sent)."""
+
+    segment: str
+    phase: str
+    """forward | recompute | backward | gradient | parameter | pipeline"""
+    name: str
+    kind: str
+    axes: Axes
+    needed: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    degrees: Mapping[str, int]
+    """small degrees of the mesh axes, pp included"""
+    ranks: int
+    sizes: Mapping[str, int]
+    layers: int
+    tensors: tuple[Compared, ...]
+    collectives: tuple[Collective, ...]
+
+    @property
+    def equal(self) -> bool:
+        return all(tensor.error <= TOLERANCE for tensor in self.tensors)
+
+    @property
+    def needless(self) -> tuple[Collective, ...]:
+        return tuple(each for each in self.collectives if each.needed is False)
+
+    @property
+    def passed(self) -> bool:
+        return self.equal and not self.needless
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Small:
+    """The small execution of one strategy, ready to run."""
+
+    parts: tuple[Part, ...]
+    start: Start
+    world: World
+    how: Sharding
+    pp: int
+
+
+def verify(
+    model: Model, workload: Workload, runtime: Runtime, strategy: Strategy, *, seed: int = 0,
+    cluster: Cluster | None = None, removals: bool = True,
+) -> Verification:  # fmt: skip
+    """Execute `strategy` on at most 64 simulated ranks and compare it with one device.
+
+    `cluster` decides nothing but which cached engine gives the Programs. Raises DistplanError for a
+    model or strategy that has no Program, InterpretError for a Program that cannot be executed.
+    """
+    eng = engine(model, workload, cluster or load_cluster(default("hardware")), runtime)
+    small = shrink(eng, strategy, seed)
+    alone = Alone(causal=small.world.causal, window=small.world.window, scale=small.world.scale)
+    right = single_step(small.parts, small.start, alone)
+    tensors = compare(small, right, sharded_step(small.parts, small.start, small.world, small.how))
+    found = _collectives(small)
+    if removals:
+        found = [replace(each, needed=_needed(small, right, each)) for each in found]
+    degrees = dict(small.world.mesh.axes) | {"pp": small.pp}
+    return Verification(
+        degrees=degrees, ranks=small.world.mesh.ranks * small.pp, sizes=dict(small.world.sizes),
+        layers=len(small.parts) - 2, tensors=tensors, collectives=tuple(found),
+    )
+
+
+def programs_of(eng: Engine, strategy: Strategy) -> tuple[SegmentProgram, ...]:
+    """The Programs that an estimate of `strategy` prices."""
+    sp = str(strategy.sp).lower()
+    return eng.program(eng.structure(sp, strategy.cp_kind, strategy.recompute))
+
+
+def shrink(eng: Engine, strategy: Strategy, seed: int) -> Small:
+    programs = programs_of(eng, strategy)
+    degrees = small_degrees(eng, strategy)
+    mesh = Mesh(tuple((axis, degrees[axis]) for axis in MESH_AXES if axis != "pp"))
+    sizes = small_sizes(eng, programs, mesh, strategy)
+    parts = _parts(eng, programs, degrees["pp"] * min(strategy.vpp, 2))
+    tokens = MICRO_BATCHES * sizes["batch"] * sizes["seq"]
+    workload, runtime = eng.workload, eng.runtime
+    world = World(
+        mesh=mesh, sizes=sizes, causal=workload.causal, window=max(1, sizes["seq"] // 2), scale=1.0 / tokens
+    )
+    timing = runtime.grad_reduce_pipeline if strategy.pp > 1 else runtime.grad_reduce_sharded
+    how = Sharding(zero=strategy.zero, reduce_each=timing == "micro_batch")
+    start = _start(parts, world, "sgd" if workload.optimizer == "sgd" else "adamw", seed)
+    return Small(parts=parts, start=start, world=world, how=how, pp=degrees["pp"])
+
+
+def small_degrees(eng: Engine, strategy: Strategy) -> dict[str, int]:
+    """1 stays 1, more becomes 2; a lone tp, cp or dp_shard of 4 or more becomes 4 while ranks last."""
+    columns = {name: Strategies.of([strategy]).degree(name) for name in ("tp", "cp", "pp", *DATA)}
+    real = {k: int(v[0]) for k, v in mesh_symbols(columns, eng.kv_heads, strategy.cp_kind == "ulysses").items()}
+    small = {axis: min(degree, 2) for axis, degree in real.items()}
+    for axis in ("tp_kv", "cp_kv", "dp_shard"):
+        if real[axis] >= 4 and 2 * int(np.prod(list(small.values()))) <= MAX_RANKS // 2:
+            small[axis] = 4
+    return small
+
+
+def small_sizes(
+    eng: Engine, programs: Sequence[SegmentProgram], mesh: Mesh, strategy: Strategy
+) -> dict[str, int]:
+    """The least sizes that every layout divides, doubled where one element would hide an order."""
+    multiple: dict[str, int] = {}
+    for program in programs:
+        for value in program.values.values():
+            for dim, axes in zip(value.layout.dims, value.layout.shards, strict=True):
+                multiple[dim] = lcm(multiple.get(dim, 1), mesh.degree(axes))
+    tokens = mesh.degree((*CP, *TP)) if strategy.sp else mesh.degree(CP)
+    base = {"hidden": 6, "head_dim": 4, "ffn": 3, "vocab": 5, "seq": 2, "batch": 1, "kv_heads": 1, "group": 1}
+    sizes = {dim: multiple.get(dim, 1) * least for dim, least in base.items()}
+    sizes["batch"] = mesh.degree(DATA) * (2 if strategy.micro_batch > 1 else 1)
+    sizes["seq"] = lcm(sizes["seq"], 2 * tokens)
+    mixers = [kind.mixer for kind in eng.model.kinds.values() if isinstance(kind.mixer, Attention)]
+    if all(m.kv_heads > 1 for m in mixers):
+        sizes["kv_heads"] = max(sizes["kv_heads"], 2)
+    if any(m.heads > m.kv_heads for m in mixers):
+        sizes["group"] = max(sizes["group"], 2)
+    return sizes | {"kv_seq": sizes["seq"], "positions": sizes["seq"] + 2}
+
+
+def _parts(eng: Engine, programs: Sequence[SegmentProgram], chunks: int) -> tuple[Part, ...]:
+    """Embedding, layers of every kind in turn over `chunks` pipeline chunks, head."""
+    kinds = list(dict.fromkeys(eng.pattern))
+    count = max(2, chunks, len(kinds))
+    parts = [Part(name="embedding", program=programs[0], chunk=0)]
+    for layer in range(count):
+        program = programs[kinds[layer % len(kinds)]]
+        parts.append(Part(name=f"layer {layer}", program=program, chunk=layer * chunks // count))
+    return (*parts, Part(name="head", program=programs[-1], chunk=chunks - 1))
+
+
+def _start(parts: Sequence[Part], world: World, optimizer: str, seed: int) -> Start:
+    rng = np.random.default_rng(seed)
+    sizes = world.sizes
+    weights: dict[Key, Array] = {}
+    moments: dict[Key, tuple[Array, Array]] = {}
+    tied: dict[Key, Key] = {}
+    for part in parts:
+        for key, weight in weights_of(part).items():
+            shape = [sizes[dim] for dim in weight.dims]
+            owner = part.program.segment.shares.get(weight.name)
+            if owner is not None:
+                tied[key] = next(k for other in parts for k in weights_of(other) if k[1] == owner)
+                weights[key], moments[key] = weights[tied[key]], moments[tied[key]]
+                continue
+            weights[key] = rng.normal(1.0, 0.3, shape) if len(shape) == 1 else rng.normal(0.0, 0.5, shape)
+            moments[key] = (rng.normal(0.0, 0.1, shape), rng.uniform(0.01, 0.1, shape))
+    shape = [sizes["batch"], sizes["seq"]]
+    batches = [
+        {name: rng.integers(0, sizes["vocab"], shape).astype(np.float64) for name in ("tokens", "labels")}
+        for _ in range(MICRO_BATCHES)
+    ]
+    return Start(weights=weights, moments=moments, batches=batches, optimizer=optimizer, tied=tied)
+
+
+def error(got: Array, right: Array) -> float:
+    """max |got − right| / max |right|; infinite where something is not a number."""
+    largest = float(np.abs(right).max(initial=0.0)) or 1.0
+    difference = float(np.abs(got - right).max(initial=0.0)) / largest
+    return difference if np.isfinite(difference) else float("inf")
+
+
+def compare(small: Small, right: Outcome, done: Outcome) -> tuple[Compared, ...]:
+    """Every rank's block of every operator's output, gradient and weight against the single device's."""
+    worst: dict[tuple[str, str], float] = {}
+
+    def note(what: str, name: str, got: Array, expected: Array) -> None:
+        worst[what, name] = max(worst.get((what, name), 0.0), error(got, expected))
+
+    for (number, name), values in done.values.items():
+        part = next(p for p in small.parts if p.name == name)
+        for what, value, got, expected in _outputs(small, part, values, right.values[number, name]):
+            note(what, f"{name}: {value}", got, expected)
+        if part.program.input_gradient:
+            layout = part.program.values[part.program.input_gradient].layout
+            got = done.input_gradients[number, name]
+            note("input gradient", f"{name}: x", got, spread(right.input_gradients[number, name], layout, small.world.mesh))
+    for part in small.parts:
+        for key, weight in weights_of(part).items():
+            title = f"{part.name}: {weight.name}"
+            stored = store(part, weight, right.gradients[key], small.world, small.how.zero)
+            note("gradient", title, done.gradients[key], stored)
+            used = state_path(part.program, weight, small.how.zero > 0).used
+            note("weight", title, done.weights[key], spread(right.weights[key], used, small.world.mesh))
+    return tuple(Compared(what=what, name=name, error=value) for (what, name), value in worst.items())
+
+
+def _outputs(
+    small: Small, part: Part, values: Mapping[str, Array], right: Mapping[str, Array]
+) -> list[tuple[str, str, Array, Array]]:
+    found = []
+    mesh = small.world.mesh
+    for node in part.program.nodes:
+        if node.phase != "forward" or node.kind in COLLECTIVES:
+            continue
+        name = node.outputs[0]
+        layout: Layout = part.program.values[name].layout
+        got = settled(values[name], layout, mesh, "max" if node.function == "max" else "sum")
+        what = "loss" if node.kind == "cross_entropy" else "output"
+        found.append((what, name, got, spread(right[name], layout, mesh)))
+    return found
+
+
+def _collectives(small: Small) -> list[Collective]:
+    """Of the nodes, of the state, and between stages; `slice` sends nothing and is none."""
+    found: list[Collective] = []
+    for program in dict.fromkeys(id(p.program) for p in small.parts):
+        one = next(p.program for p in small.parts if id(p.program) == program)
+        found += [
+            Collective(segment=one.segment.name, phase=n.phase, name=n.name, kind=n.kind, axes=n.axes, needed=None)
+            for n in one.nodes if n.kind in COLLECTIVES and n.kind != "slice"
+        ]  # fmt: skip
+        found += _state_collectives(one, small.how)
+    if small.pp > 1:
+        found.append(Collective(segment="", phase="pipeline", name="boundary", kind="send", axes=("pp",), needed=None))
+    if small.start.tied:
+        found.append(
+            Collective(segment="", phase="gradient", name="tied embedding", kind="tied", axes=("pp",), needed=None)
+        )
+    return found
+
+
+def _state_collectives(program: SegmentProgram, how: Sharding) -> list[Collective]:
+    groups: dict[tuple[str, str, Axes], int] = {}
+    for weight in program.segment.weights:
+        path = state_path(program, weight, how.zero > 0)
+        for role, steps in (("gradient", path.reduce), ("parameter", path.gather)):
+            for step in steps:
+                if step.kind != "slice":
+                    group = (role, step.kind, step.axes)
+                    groups[group] = groups.get(group, 0) + 1
+    return [
+        Collective(segment=program.segment.name, phase=role, name=f"{count} weights", kind=kind, axes=axes, needed=None)
+        for (role, kind, axes), count in groups.items()
+    ]
+
+
+def _needed(small: Small, right: Outcome, each: Collective) -> bool | None:
+    """Does any compared tensor differ where this collective is left out?"""
+    if each.segment and small.world.mesh.degree(each.axes) == 1:
+        return None
+    world, how = small.world, small.how
+    if each.phase in ("forward", "recompute", "backward"):
+        world = replace(world, cut=(each.segment, each.phase, each.name))
+    elif each.segment:
+        how = replace(how, cut_state=(each.segment, each.phase, each.kind, each.axes))
+    else:
+        how = replace(how, cut_state=("", each.kind, "", ()))
+    try:
+        with np.errstate(all="ignore"):
+            done = sharded_step(small.parts, small.start, world, how)
+    except InterpretError:
+        return True
+    return any(tensor.error > TOLERANCE for tensor in compare(replace(small, world=world), right, done))
+
+
+def title(axes: Axes) -> str:
+    return join_axes(axes)
