@@ -10,12 +10,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from distplan.hardware.units import format_seconds, format_tflops_per_second, format_traffic
+from distplan.hardware.units import format_tflops_per_second, format_traffic
 from distplan.planner.report_none import nothing
 from distplan.planner.terminal import clean
 from distplan.planner.wording import (
     bar,
     count,
+    duration,
     gib,
     large,
     percent,
@@ -126,7 +127,7 @@ def _time(best: Plain, shown: Plain) -> Iterator[RenderableType]:
     low, high = seconds(best["step_seconds_low"]), seconds(best["step_seconds_high"])
     yield heading(f"Step time {seconds(total)} (between {low} and {high}{how})")
     rows = [
-        (words(name), format_seconds(part), percent(part / total), share(part, total, BAR_WIDTH))
+        (words(name), duration(part), percent(part / total), share(part, total, BAR_WIDTH))
         for name, part in best["time"].items()
         if part
     ]
@@ -159,8 +160,8 @@ def _communication(best: Plain) -> Iterator[RenderableType]:
             f"{row['count']:,.0f}",
             format_traffic(row["payload_bytes"]),
             format_traffic(row["wire_bytes"]),
-            format_seconds(row["seconds"]),
-            format_seconds(row["exposed_seconds"]),
+            duration(row["seconds"]),
+            duration(row["exposed_seconds"]),
         )
         for row in best["communication"]
     ]
@@ -170,7 +171,7 @@ def _communication(best: Plain) -> Iterator[RenderableType]:
     sums = {
         name: sum(row[name] for row in best["communication"]) for name in ("wire_bytes", "seconds", "exposed_seconds")
     }
-    times = format_seconds(sums["seconds"]), format_seconds(sums["exposed_seconds"])
+    times = duration(sums["seconds"]), duration(sums["exposed_seconds"])
     rows.append(("all", "", "", "", format_traffic(sums["wire_bytes"]), *times))
     yield table(("axis", "collective", "calls", "payload", "on the wire", "time", "exposed"), rows, left=(0, 1))
 

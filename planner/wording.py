@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from distplan.hardware.units import format_gib
+from distplan.hardware.units import format_gib, format_seconds
 
 Plain = Mapping[str, Any]
 
@@ -35,6 +35,11 @@ def seconds(value: float) -> str:
 
 def signed_seconds(value: float) -> str:
     return ("+" if value >= 0.0 else "-") + seconds(abs(value))
+
+
+def duration(value: float) -> str:
+    """In the unit that suits it; nothing is 0 s."""
+    return format_seconds(value) if value else "0 s"
 
 
 def gib(value: float) -> str:
