@@ -170,6 +170,8 @@ class Workload:
     causal: bool = True
     clip_grad: bool = True
     offload_optimizer: bool = False
+    moe_imbalance: float = 1.0
+    """tokens of the fullest rank of experts over the mean"""
 
 
 DTYPE_BYTES: Mapping[str, float] = {

@@ -18,7 +18,7 @@ from distplan.costmodel.paddle_attr import (
     Inference,
     RuleRefusedError,
     flat,
-    last_axis,
+    single_axis,
 )
 
 Attributes = Mapping[str, object]
@@ -31,7 +31,7 @@ def _placements(tensor: DistTensor, letters: str, mesh: Sequence[int]) -> list[P
     placed: list[Placement] = [("whole", None)] * len(mesh)
     for axis, kind in tensor.attr.partial.items():
         placed[axis] = ("partial", kind)
-    for letter, axes in zip(letters, last_axis(tensor.attr.dims_mapping), strict=False):
+    for letter, axes in zip(letters, tensor.attr.dims_mapping, strict=False):
         for axis in axes:
             placed[axis] = ("shard", letter)
     return placed
@@ -131,6 +131,17 @@ def concat(
     return Inference(inputs=(tuple(settled),), outputs=(result,))
 
 
+def concat_reverse(
+    spec: Spec, mesh: Sequence[int], inputs: Sequence[Argument], outputs: Sequence[Argument], attributes: Attributes
+) -> Inference:
+    """Every input as the output, whole along `axis`."""
+    (out,) = flat(outputs)
+    at = _dim(attributes, out.ndim)
+    mapping = single_axis(out.attr.dims_mapping, mesh)
+    one = DistAttr(dims_mapping=(*mapping[:at], (), *mapping[at + 1 :]))
+    return Inference(inputs=((one,) * len(flat(inputs)),), outputs=(out.attr,))
+
+
 def concat_grad(
     spec: Spec, mesh: Sequence[int], inputs: Sequence[Argument], outputs: Sequence[Argument], attributes: Attributes
 ) -> Inference:
@@ -170,4 +181,9 @@ def rms_norm_grad(
     return Inference(inputs=(placed[0], replicated, placed[1], placed[2]), outputs=(placed[0], due))
 
 
-FUNCTIONS = {"concat": concat, "concat_grad": concat_grad, "stack": stack, "rms_norm_grad": rms_norm_grad}
+FUNCTIONS = {
+    "concat": concat,
+    "concat_grad": concat_grad,
+    "concat_reverse": concat_reverse, "stack": stack,
+    "rms_norm_grad": rms_norm_grad,
+}

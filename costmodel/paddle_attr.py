@@ -79,13 +79,20 @@ def tensor(shape: Sequence[int], dims_mapping: Iterable[int | Sequence[int]]) ->
 ABSENT = DistTensor(shape=None, attr=DistAttr(dims_mapping=()))
 
 
-def last_axis(mapping: Mapping2d) -> Mapping2d:
-    """What a rule that knows one axis per dim sees of a co-sharded tensor: the most minor axis."""
-    return tuple(axes[-1:] for axes in mapping)
+def single_axis(mapping: Mapping2d, mesh: Sequence[int]) -> Mapping2d:
+    """What a rule that knows one axis per dim sees of a co-sharded tensor: the widest, the first of equals."""
+    return tuple((max(axes, key=lambda axis: mesh[axis]),) if len(axes) > 1 else axes for axes in mapping)
+
+
+def plain(argument: Argument, mesh: Sequence[int]) -> Argument:
+    """An argument as a rule without co-sharding sees it."""
+    if isinstance(argument, tuple):
+        return tuple(placed(tensor, single_axis(tensor.attr.dims_mapping, mesh)) for tensor in argument)
+    return placed(argument, single_axis(argument.attr.dims_mapping, mesh))
 
 
 def placed(of: DistTensor, mapping: Mapping2d) -> DistTensor:
-    return replace(of, attr=DistAttr(dims_mapping=mapping))
+    return replace(of, attr=replace(of.attr, dims_mapping=mapping))
 
 
 def flat(arguments: Iterable[Argument]) -> list[DistTensor]:

@@ -17,12 +17,22 @@ from distplan.costmodel.paddle_attr import (
     Mapping2d,
     RuleRefusedError,
     flat,
-    last_axis,
+    plain,
 )
 from distplan.costmodel.paddle_derived import derive
 from distplan.costmodel.paddle_notation import DROPPED, Attributes, Letters, letters
 
 Spec = Mapping[str, Any]
+
+CO_SHARDED = ("divisible", "copy", "matmul", "follow")
+"""Merges that see all axes of a co-sharded dim; the others see the widest one."""
+
+
+def seen(spec: Spec, mesh: Sequence[int], arguments: Sequence[Argument]) -> Sequence[Argument]:
+    """The arguments as the rule sees them: of a co-sharded dim one axis, unless it knows of co-sharding."""
+    if spec.get("co_shards") or spec.get("merge") in CO_SHARDED:
+        return arguments
+    return [plain(argument, mesh) for argument in arguments]
 
 
 def _variant(spec: Spec, attributes: Attributes) -> Spec:
@@ -101,6 +111,7 @@ def _merge(
     spec: Spec, mesh: Sequence[int], tensors: Sequence[DistTensor], notation: Sequence[Letters]
 ) -> dict[str, Axes]:
     operands = []
+    shapes = []
     sizes: dict[str, int] = {}
     name = spec.get("merge", "single")
     for index in spec.get("from", range(len(tensors))):
@@ -108,17 +119,18 @@ def _merge(
         if tensor.shape is None:
             continue
         operands.append((spelt, masked(spelt, tensor.attr.dims_mapping)))
+        shapes.append(tensor.shape)
         for letter, size in zip(spelt, tensor.shape, strict=True):
             known = sizes.setdefault(letter, size)
-            if name in ("matmul", "divisible") and 1 not in (known, size) and known != size and letter != DROPPED:
+            if name in ("matmul", "divisible", "follow") and 1 not in (known, size) and known != size and letter != DROPPED:
                 raise RuleRefusedError(f"dim {letter} has size {known} in one operand and {size} in another")
             sizes[letter] = max(known, size)
     if name == "matmul":
-        return paddle_merge.matmul(operands, sizes, mesh)
-    if name == "divisible":
-        return paddle_merge.divisible(operands, sizes, mesh)
-    if name == "none":
-        return {x: axes for spelt, mapping in operands for x, axes in zip(spelt, last_axis(mapping), strict=True)}
+        return paddle_merge.matmul(operands, shapes, sizes, mesh)
+    if name in ("divisible", "follow"):
+        return (paddle_merge.follow if name == "follow" else paddle_merge.divisible)(operands, sizes, mesh)
+    if name in ("copy", "copy_single"):
+        return {letter: axes for spelt, mapping in operands for letter, axes in zip(spelt, mapping, strict=True)}
     return paddle_merge.single(operands, strict=name == "strict")
 
 
@@ -131,10 +143,14 @@ def answered(mapping: Mapping2d, partial: Mapping[int, str] | None = None) -> Di
 
 def forward(spec: Spec, mesh: Sequence[int], inputs: Sequence[Argument], attributes: Attributes) -> Inference:
     spec, attributes = _prepared(spec, inputs, attributes)
+    inputs = seen(spec, mesh, inputs)
     tensors = flat(inputs)
     as_list = len(spec["out"]) == 1 and not isinstance(spec["out"][0], str)
     outs = spec["out"][0] if as_list else spec["out"]
-    sources, targets, spelt = _notations(spec, inputs, outs, [None] * len(outs), attributes)
+    ranks_of: Mapping[int, int] = spec.get("ranks_of", {})
+    ranks = [tensors[ranks_of[i]].ndim if i in ranks_of else None for i in range(len(outs))]
+    sources, targets, spelt = _notations(spec, inputs, outs, ranks, attributes)
+    spelt = [_ones(tensors[ranks_of[i]], x) if i in ranks_of else x for i, x in enumerate(spelt)]
     merged = _merge(spec, mesh, tensors, sources)
     results = [_output(spec, index, letters_, merged, tensors) for index, letters_ in enumerate(spelt)]
     if "repeat" in spec:
@@ -157,8 +173,7 @@ def _input(
     passing = index in spec.get("through", {}).values() or index in spec.get("keeps_partial", ())
     partial = tensor.attr.partial if passing else None
     if index in spec.get("verbatim", ()):
-        mapping = masked(source, tensor.attr.dims_mapping)
-        return answered(mapping if spec.get("merge") == "divisible" else last_axis(mapping), partial)
+        return answered(masked(source, tensor.attr.dims_mapping), partial)
     if spec.get("ones_whole"):
         pairs = zip(target, tensor.shape, strict=True)
         target = tuple(WHOLE if size == 1 else letter for letter, size in pairs)
@@ -175,7 +190,7 @@ def _output(
         partial = dict(tensors[through[index]].attr.partial)
     like: Mapping[int, int] = spec.get("out_like", {})
     if index in like:
-        return answered(last_axis(tensors[like[index]].attr.dims_mapping), partial)
+        return answered(tensors[like[index]].attr.dims_mapping, partial)
     return answered(read(spelt, merged), partial)
 
 
@@ -197,10 +212,14 @@ def reverse(
     spec, attributes = _prepared(spec, inputs, attributes)
     tensors, given = flat(inputs), flat(outputs)
     ranks: list[int | None] = [t.ndim for t in given]
-    _, targets, spelt = _notations(spec, inputs, _expand(spec["out"], outputs), ranks, attributes)
-    merged = _merge(spec, mesh, given, spelt)
+    templates = [*_expand(spec["out"], outputs), *_expand(spec.get("out_into", spec["out"]), outputs)]
+    _, targets, both = _notations(spec, inputs, templates, [*ranks, *ranks], attributes)
+    spelt, read_as = both[: len(given)], both[len(given) :]
+    merged = _merge(spec, mesh, flat(seen(spec, mesh, outputs)), spelt)
     answers = [_input({**spec, "through": {}}, -1, t, (), x, merged) for t, x in zip(tensors, targets, strict=True)]
-    results = [t.attr for t in given] if spec.get("given") else [answered(read(x, merged)) for x in spelt]
+    results = [answered(read(x, merged)) for x in read_as]
+    if spec.get("given"):
+        results = [answered(masked(x, t.attr.dims_mapping)) for x, t in zip(spelt, given, strict=True)]
     flat_lists = spec.get("flat_lists")
     return Inference(
         inputs=tuple(answers) if flat_lists else regroup(answers, inputs),

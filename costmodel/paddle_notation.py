@@ -13,7 +13,7 @@ and a group may be followed by operations on the dims that an attribute names (w
 
     -attr  without them      ^attr  as `1`      !attr  as `_`      @attr  permuted by it
     ~attr  `^attr` if the rule's `keep` attribute is true, else `-attr`; an empty list is all dims
-    +attr  with a `1` inserted at each position
+    +attr  with a `1` inserted at each position    =attr  as the letter i
 
 >>> letters(["S<begin N*!", "_"], [3, 1], {"begin": 2})
 [('S0', 'S1', '_'), ('_',)]
@@ -34,8 +34,8 @@ Attributes = Mapping[str, object]
 Letters = tuple[str, ...]
 
 DROPPED = "_"
-_TOKEN = re.compile(r"(\.\.\.|[A-Z]\*|[A-Z]<\w+|[a-z1_])((?:[-^!~@+]\w*)*)$")
-_OPERATION = re.compile(r"([-^!~@+])(\w*)")
+_TOKEN = re.compile(r"(\.\.\.|[A-Z]\*|[A-Z]<\w+|[a-z1_])((?:[-^!~@+=]\w*)*)$")
+_OPERATION = re.compile(r"([-^!~@+=])(\w*)")
 
 
 @lru_cache(maxsize=None)
@@ -71,6 +71,7 @@ _REPLACE: Mapping[str, Callable[[Letters, tuple[int, ...]], Letters]] = {
     "-": lambda group, dims: tuple(x for i, x in enumerate(group) if i not in dims),
     "^": lambda group, dims: tuple(WHOLE if i in dims else x for i, x in enumerate(group)),
     "!": lambda group, dims: tuple(DROPPED if i in dims else x for i, x in enumerate(group)),
+    "=": lambda group, dims: tuple("i" if i in dims else x for i, x in enumerate(group)),
     "@": lambda group, dims: tuple(group[i] for i in dims),
 }
 
@@ -144,7 +145,7 @@ def letters(
         if rank is not None and not any(operations for _, operations in _parse(template)):
             _solve(template, rank, attributes, known)
     for template, rank in zip(templates, ranks, strict=True):
-        operated = any(kind not in "^!@" for _, operations in _parse(template) for kind, _ in operations)
+        operated = any(kind not in "^!@=" for _, operations in _parse(template) for kind, _ in operations)
         if rank is not None and not operated:
             _solve(template, rank, attributes, known)
     return [

@@ -11,7 +11,6 @@ from distplan.costmodel.paddle_attr import (
     Inference,
     RuleRefusedError,
     flat,
-    last_axis,
 )
 from distplan.costmodel.paddle_engine import Spec, answered, forward
 from distplan.costmodel.paddle_notation import Attributes
@@ -31,7 +30,7 @@ def _product(
 
 def reduce_broadcast(shape: Sequence[int], gradient: DistAttr, full: Sequence[int]) -> DistAttr:
     """A gradient over the dims that were broadcast becomes partial on their axes."""
-    mapping = last_axis(gradient.dims_mapping)
+    mapping = gradient.dims_mapping
     extra = len(mapping) - len(shape)
     if extra < 0:
         raise RuleRefusedError("the gradient has fewer dims than its input")

@@ -30,7 +30,7 @@ import yaml
 
 from distplan.costmodel.paddle_align import FUNCTIONS as ALIGN_FUNCTIONS
 from distplan.costmodel.paddle_attr import Argument, Inference
-from distplan.costmodel.paddle_engine import Spec, forward, reverse
+from distplan.costmodel.paddle_engine import Spec, forward, reverse, seen
 from distplan.costmodel.paddle_notation import Attributes
 from distplan.costmodel.paddle_products import FUNCTIONS as PRODUCT_FUNCTIONS
 from distplan.costmodel.paddle_shapes import FUNCTIONS as SHAPE_FUNCTIONS
@@ -86,6 +86,7 @@ def infer(
     spec = spec_of(rule, direction)
     attributes = attributes or {}
     if "function" in spec:
+        inputs, outputs = seen(spec, mesh, inputs), seen(spec, mesh, outputs)
         return FUNCTIONS[spec["function"]](spec, mesh, inputs, outputs, attributes)
     if direction == "reverse":
         return reverse(spec, mesh, inputs, outputs, attributes)

@@ -18,9 +18,9 @@ from distplan.costmodel.paddle_attr import (
     Inference,
     RuleRefusedError,
     flat,
-    last_axis,
+    single_axis,
 )
-from distplan.costmodel.paddle_engine import Spec, answered, forward
+from distplan.costmodel.paddle_engine import Spec, answered, forward, reverse
 from distplan.costmodel.paddle_notation import Attributes
 
 Arguments = Sequence[Argument]
@@ -52,7 +52,7 @@ def cross_entropy(
     if not isinstance(axis, int) or not -logits.ndim <= axis < logits.ndim:
         raise RuleRefusedError(f"axis {axis} is outside the logits")
     last = axis % logits.ndim == logits.ndim - 1
-    if last_axis(logits.attr.dims_mapping)[axis]:
+    if logits.attr.dims_mapping[axis]:
         if attributes["soft_label"] or not last or not attributes["use_softmax"]:
             raise RuleRefusedError("the softmax dim is sharded, which needs hard labels on the last dim")
     return forward(spec, mesh, inputs, attributes)
@@ -144,10 +144,10 @@ def adamw(spec: Spec, mesh: Sequence[int], inputs: Arguments, outputs: Arguments
         raise RuleRefusedError("the skip flag is sharded")
     letters = tuple(f"X{i}" for i in range(param.ndim))
     merged = paddle_merge.single([(letters, t.attr.dims_mapping) for t in (param, grad)])
-    stated = [read(letters, merged), *(last_axis(t.attr.dims_mapping) for t in (m1, m2))]
+    stated = [read(letters, merged), *(t.attr.dims_mapping for t in (m1, m2))]
     offers = [{axes for axes in dim if axes} for dim in zip(*stated, strict=True)]
     one = DistAttr(dims_mapping=tuple(next(iter(offer)) if len(offer) == 1 else () for offer in offers))
-    scalars = [DistAttr(dims_mapping=last_axis(t.attr.dims_mapping)) for t in (rate, beta1, beta2)]
+    scalars = [DistAttr(dims_mapping=t.attr.dims_mapping) for t in (rate, beta1, beta2)]
     saved = one if master.shape is not None else ABSENT.attr
     flag = DistAttr(dims_mapping=skip.attr.dims_mapping)
     return Inference(
@@ -165,7 +165,7 @@ def gather_reverse(
     axis = attributes["axis"]
     if not isinstance(axis, int) or not 0 <= axis < x.ndim:
         raise RuleRefusedError(f"axis {axis} is outside x")
-    mapping = last_axis(out.attr.dims_mapping)[: x.ndim]
+    mapping = single_axis(out.attr.dims_mapping, mesh)[: x.ndim]
     kept = tuple(() if dim == axis else axes for dim, axes in enumerate(mapping))
     return Inference(
         inputs=(DistAttr(dims_mapping=kept), DistAttr(dims_mapping=(mapping[axis],))), outputs=(out.attr,)
@@ -179,7 +179,47 @@ def first_of(
     return forward(spec, mesh, inputs, attributes)
 
 
+def cross_entropy_reverse(
+    spec: Spec, mesh: Sequence[int], inputs: Arguments, outputs: Arguments, attributes: Attributes
+) -> Inference:
+    """The softmax dim is whole again unless it is the last with hard labels; refuses use_softmax = False."""
+    rank = flat(inputs)[0].ndim
+    axis = attributes["axis"]
+    if not attributes["use_softmax"] or not isinstance(axis, int):
+        raise RuleRefusedError("without a softmax there is no softmax output to infer from")
+    if attributes["soft_label"] or axis % rank != rank - 1:
+        spec = {**spec, "in": ["X*^axis", "X*^axis"], "out_into": ["X*^axis", "X*^axis"], "when": {}}
+    return reverse(spec, mesh, inputs, outputs, attributes)
+
+
+def data_parallel(
+    spec: Spec, mesh: Sequence[int], inputs: Arguments, outputs: Arguments, attributes: Attributes
+) -> Inference:
+    """Dim 0 of everything is the batch, all else is whole; inputs decide, or the outputs in reverse."""
+    deciding = flat(outputs if spec.get("from_outputs") else inputs)
+    if any(t.ndim == 0 for t in [*flat(inputs), *flat(outputs)]):
+        raise RuleRefusedError("a scalar has no batch dim")
+    batch = paddle_merge.single([(("b",), t.attr.dims_mapping[:1]) for t in deciding])["b"]
+
+    def placed(tensors: Arguments) -> tuple[DistAttr, ...]:
+        return tuple(DistAttr(dims_mapping=(batch, *((),) * (t.ndim - 1))) for t in flat(tensors))
+
+    return Inference(inputs=placed(inputs), outputs=placed(outputs))
+
+
+def replicated(
+    spec: Spec, mesh: Sequence[int], inputs: Arguments, outputs: Arguments, attributes: Attributes
+) -> Inference:
+    def whole(tensors: Arguments) -> tuple[DistAttr, ...]:
+        return tuple(DistAttr(dims_mapping=((),) * t.ndim) for t in flat(tensors))
+
+    return Inference(inputs=whole(inputs), outputs=whole(outputs))
+
+
 FUNCTIONS = {
+    "cross_entropy_reverse": cross_entropy_reverse,
+    "data_parallel": data_parallel,
+    "replicated": replicated,
     "embedding": embedding,
     "embedding_grad": embedding_grad,
     "cross_entropy": cross_entropy,

@@ -33,7 +33,9 @@ class Structure:
     """tags of the operators that are recomputed; ('layer',) = all of a layer; () = none"""
     early_stop: bool
     sp_saves: str
-    merged_input_gradients: bool
+    merged_input_gradients: str
+    embedding_gradient: str = "sharded"
+    """sharded as the table | whole on every tp rank"""
     placements: tuple[tuple[str, tuple[tuple[str, Axes], ...]], ...] = ()
     """tensor name -> dim -> axes, where the user says something else than the default"""
 
@@ -236,7 +238,7 @@ class _Backward:
     def keep(self, value: str) -> str:
         """The name under which backward reads a forward value, which is saved or gathered again."""
         tape = self.tape
-        if tape.root[value] in tape.weights:
+        if value in tape.weights:
             return value
         maker = tape.made_by.get(value)
         if maker is not None and maker.kind in ("all_gather", "ring_exchange", "all_to_all"):
@@ -278,12 +280,18 @@ class _Backward:
         def settle(name: str) -> str:
             return tape.move(name, target, "backward", ring, behind)
 
-        merged = tape.structure.merged_input_gradients
+        rule = tape.structure.merged_input_gradients
+        merged = rule == "always" or (rule == "gathered" and self.gathered(value))
         same: dict[Layout, list[str]] = {}
         for part in parts:
             same.setdefault(tape.values[part].layout if merged else target, []).append(part if merged else settle(part))
         settled = [settle(self.total(f"{value}.grad", names, index)) for index, names in enumerate(same.values())]
         return self.total(f"{value}.grad", settled, len(same))
+
+    def gathered(self, value: str) -> bool:
+        """Whether one gather of the value feeds all who read it."""
+        root = self.tape.root
+        return any(n.kind == "all_gather" and n.phase == "forward" and root[n.inputs[0]] == value for n in self.tape.nodes)
 
     def weight_gradient(self, weight: str) -> str | None:
         """The gradient of a weight as backward leaves it; the data axes are the optimizer stage's matter."""
@@ -420,7 +428,10 @@ class _Backward:
     def embedding(self, node: Node, dy: str) -> None:
         tape = self.tape
         tokens, table = node.inputs
-        layouts = (tape.values[tokens].layout, tape.values[dy].layout, tape.values[table].layout)
+        layout = tape.values[table].layout
+        if tape.structure.embedding_gradient == "whole":
+            layout = placed(layout.dims)
+        layouts = (tape.values[tokens].layout, tape.values[dy].layout, layout)
         inference = infer_einsum(layouts, (False, False, True), node.operands[1])
         used = self.place((tokens, dy), Inference(inference.inputs[:2], inference.output, inference.letters))
         output = tape.define(f"{node.name}.wgrad.out", inference.output, "gradient")

@@ -98,17 +98,13 @@ class Engine:
         return Structure(
             sp=sp == "true", cp_kind=cp_kind, recompute=tags, early_stop=self.runtime.early_stop,
             sp_saves=self.runtime.sp_saves, merged_input_gradients=self.runtime.merged_input_gradients,
-            placements=placements,
+            embedding_gradient=self.runtime.embedding_gradient, placements=placements,
         )
 
     def program(self, structure: Structure) -> tuple[SegmentProgram, ...]:
         """The Programs of all segments: the very ones that are priced."""
         if structure not in self.programs:
-            inner = Structure(
-                sp=structure.sp, cp_kind=structure.cp_kind, recompute=(), early_stop=structure.early_stop,
-                sp_saves=structure.sp_saves, merged_input_gradients=structure.merged_input_gradients,
-                placements=structure.placements,
-            )
+            inner = replace(structure, recompute=())
             self.programs[structure] = tuple(
                 derive(segment, structure if segment.name.startswith("layer") else inner) for segment in self.segments
             )

@@ -218,9 +218,14 @@ def _start(parts: Sequence[Part], world: World, optimizer: str, seed: int) -> St
     return Start(weights=weights, moments=moments, batches=batches, optimizer=optimizer, tied=tied)
 
 
+FLOOR = 1e-6
+"""Elements below it count as it: some gradients are 0 but for rounding (a key's bias without rotary
+positions shifts all scores of a query alike), and everything else here is larger by far."""
+
+
 def error(got: Array, right: Array) -> float:
     """max |got − right| / max |right|; infinite where something is not a number."""
-    largest = float(np.abs(right).max(initial=0.0)) or 1.0
+    largest = max(float(np.abs(right).max(initial=0.0)), FLOOR)
     difference = float(np.abs(got - right).max(initial=0.0)) / largest
     return difference if np.isfinite(difference) else float("inf")
 
