@@ -163,7 +163,16 @@ def _plan_file(name: str) -> PlanFile | None:
 
 def _setting_of(file: PlanFile, options: Options) -> api.Setting:
     """The file's own setting; the options that describe a job are for models only."""
-    job_options = ("gpus", "hardware", "runtime", "mesh_order", "global_batch", "seq_len", "precision", "optimizer")
+    job_options: tuple[str, ...] = (
+        "gpus",
+        "hardware",
+        "runtime",
+        "mesh_order",
+        "global_batch",
+        "seq_len",
+        "precision",
+        "optimizer",
+    )
     job_options += ("attention", "loss", "sp", *DIMENSIONS, *SOLVED)
     given = [name for name in job_options if options[name] is not None]
     if given:

@@ -18,34 +18,27 @@ Plain = dict[str, Any]
 
 
 def document(plan: Plan) -> Plain:
-    return _as_dict(
-        rounded(
-            {
-                "format_version": FORMAT_VERSION,
-                "status": status(plan),
-                "model": model_summary(plan),
-                "assumptions": assumptions(plan),
-                "objective": plan.objective,
-                "gpus": list(plan.gpus),
-                "global_batches": list(plan.global_batches),
-                "best": None if plan.best is None else choice(plan.best, plan),
-                "runners_up": [_runner_up(runner, plan) for runner in plan.runners_up],
-                "counts": plain(plan.counts),
-                "why_nothing": _why_nothing(plan),
-                "sensitivity": [_sensitivity(item, plan) for item in plan.sensitivity],
-                "other_runtime": _other_runtime(plan.other_runtime, plan),
-                "simulated": plan.simulated,
-                "simulation_cut": plan.simulation_cut,
-                "interrupted": plan.interrupted,
-                "notes": list(plan.notes),
-            }
-        )
+    return rounded(
+        {
+            "format_version": FORMAT_VERSION,
+            "status": status(plan),
+            "model": model_summary(plan),
+            "assumptions": assumptions(plan),
+            "objective": plan.objective,
+            "gpus": list(plan.gpus),
+            "global_batches": list(plan.global_batches),
+            "best": None if plan.best is None else choice(plan.best, plan),
+            "runners_up": [_runner_up(runner, plan) for runner in plan.runners_up],
+            "counts": plain(plan.counts),
+            "why_nothing": _why_nothing(plan),
+            "sensitivity": [_sensitivity(item, plan) for item in plan.sensitivity],
+            "other_runtime": _other_runtime(plan.other_runtime, plan),
+            "simulated": plan.simulated,
+            "simulation_cut": plan.simulation_cut,
+            "interrupted": plan.interrupted,
+            "notes": list(plan.notes),
+        }
     )
-
-
-def _as_dict(value: Any) -> Plain:
-    assert isinstance(value, dict)
-    return value
 
 
 def status(plan: Plan) -> str:

@@ -39,15 +39,16 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no plain form")
 
 
-def rounded(value: Any) -> Any:
+def rounded(value: T) -> T:
     """Every float with 6 significant digits, so that files are the same on any machine; inf and nan are null."""
+    made: Any = value
     if isinstance(value, float):
-        return float(f"{value:.{SIGNIFICANT_DIGITS}g}") if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [rounded(item) for item in value]
-    return value
+        made = float(f"{value:.{SIGNIFICANT_DIGITS}g}") if math.isfinite(value) else None
+    elif isinstance(value, dict):
+        made = {key: rounded(item) for key, item in value.items()}
+    elif isinstance(value, list):
+        made = [rounded(item) for item in value]
+    return cast(T, made)
 
 
 def digest(value: Any) -> str:
@@ -61,7 +62,7 @@ def build(cls: type[T], document: Document) -> T:
 
     Whole numbers are at least 1, except where 0 is the field's default (it means off).
     """
-    hints = _hints(cls)
+    hints = _hints(cast(Any, cls))
     no_other_keys(document, [*hints, "type"])
     values = {}
     for f in fields(cast(Any, cls)):
@@ -90,11 +91,11 @@ def _field(document: Document, key: str, hint: Any, *, least: int = 0) -> Any:
 def _one_of(document: Document, key: str, hints: tuple[Any, ...]) -> Any:
     if type(None) in hints and document.value.get(key, MISSING) is None:
         return None
-    classes = {c.__name__: c for c in hints if is_dataclass(c)}
+    classes: dict[str, Any] = {c.__name__: c for c in hints if isinstance(c, type) and is_dataclass(c)}
     if not classes:
         return _field(document, key, next(hint for hint in hints if hint is not type(None)))
     section = take(document, key, Document)
-    return build(cast(Any, classes[take(section, "type", str, choices=list(classes))]), section)
+    return build(classes[take(section, "type", str, choices=list(classes))], section)
 
 
 def _item(document: Document, hint: Any) -> Any:

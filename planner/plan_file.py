@@ -27,7 +27,7 @@ MAX_LAYERS = 10_000
 _HEAD = "# A strategy of distplan; `distplan estimate FILE` prices it again.\n"
 _KEYS = ("format_version", "strategy", "limits", "workload", "hardware", "runtime", "model", "estimate")
 _LIMITS = ("reserve_bytes", "memory_limit_bytes", "allow_tight", "price_per_gpu_hour")
-_SUMMARY = (
+_SUMMARY: tuple[str, ...] = (
     "gpus",
     "verdict",
     "num_micro_batches",
