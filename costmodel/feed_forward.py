@@ -1,0 +1,97 @@
+"""Feed-forward parts as operators: the plain or gated MLP, and the mixture of experts."""
+
+from __future__ import annotations
+
+from distplan.costmodel.layout import Dims
+from distplan.costmodel.model import Mlp, Moe
+from distplan.costmodel.operators import HIDDEN, TOKENS, Builder
+
+ROUTING: Dims = ("batch", "seq", "routes")
+SLOTS: Dims = ("experts", "capacity", "hidden")
+LATENT_SLOTS: Dims = ("experts", "capacity", "moe_latent")
+LATENT: Dims = ("batch", "seq", "moe_latent")
+SLOT_FFN: Dims = ("experts", "capacity", "expert_ffn")
+SLOT: Dims = ("experts", "capacity")
+
+
+def mlp(b: Builder, m: Mlp, x: str, fused_glu: bool, name: str = "mlp", width: str = "ffn") -> str:
+    """The MLP without the bias of its output, which is the layer's."""
+    wide: Dims = ("batch", "seq", width)
+    up = b.linear(f"{name}.up", x, HIDDEN, ("hidden", width), wide, m.bias)
+    if not m.gated:
+        h = b.add("activation", f"{name}.act", {up: wide}, wide, function=m.activation, tag="mlp_act")
+    else:
+        gate = b.linear(f"{name}.gate", x, HIDDEN, ("hidden", width), wide, m.bias)
+        h = _glu(b, name, gate, up, wide, m.activation, fused_glu)
+    return b.linear(f"{name}.down", h, wide, (width, "hidden"), HIDDEN)
+
+
+def _glu(b: Builder, name: str, gate: str, up: str, dims: Dims, activation: str, fused: bool) -> str:
+    if fused:
+        return b.add("glu", f"{name}.act", {gate: dims, up: dims}, dims, function=activation, tag="mlp_act")
+    act = b.add("activation", f"{name}.act", {gate: dims}, dims, function=activation, tag="mlp_act")
+    return b.add("mul", f"{name}.product", {act: dims, up: dims}, dims, tag="mlp_act")
+
+
+def moe(b: Builder, m: Moe, x: str, fused_glu: bool) -> str:
+    """Router, dispatch to slots, experts, combine; shared experts beside them.
+
+    A slot holds one (token, expert) pair. Tokens are permuted into slots where they are; that the slots then
+    move to their experts' ranks is a transition of placements. A slot's weight multiplies inside the
+    activation, so that the experts' outputs need not be kept.
+    """
+    scores = b.linear("moe.router", x, HIDDEN, ("hidden", "router_experts"), ("batch", "seq", "router_experts"),
+                      m.router_bias)
+    probs = b.add("route", "moe.route", {scores: ("batch", "seq", "router_experts")}, ROUTING, whole=("router_experts",),
+                  dtype="fp32")
+    inner, slots, tokens = (x, SLOTS, HIDDEN)
+    if m.latent:
+        inner, slots, tokens = b.linear("moe.latent_in", x, HIDDEN, ("hidden", "moe_latent"), LATENT), LATENT_SLOTS, LATENT
+    width = slots[-1]
+    moved = b.add("dispatch", "moe.dispatch", {inner: tokens, probs: ROUTING}, slots)
+    weights = b.add("dispatch_weights", "moe.dispatch_weights", {probs: ROUTING}, SLOT, dtype="fp32")
+    up = b.linear("moe.up", moved, slots, ("experts", width, "expert_ffn"), SLOT_FFN)
+    up = _expert_bias(b, "moe.up", up, SLOT_FFN, "expert_ffn") if m.bias else up
+    if m.gated:
+        gate = b.linear("moe.gate", moved, slots, ("experts", width, "expert_ffn"), SLOT_FFN)
+        gate = _expert_bias(b, "moe.gate", gate, SLOT_FFN, "expert_ffn") if m.bias else gate
+        reads = {gate: SLOT_FFN, up: SLOT_FFN, weights: SLOT}
+    else:
+        reads = {up: SLOT_FFN, weights: SLOT}
+    h = b.add("weighted_glu", "moe.act", reads, SLOT_FFN, function=m.activation, tag="mlp_act")
+    y = b.linear("moe.down", h, SLOT_FFN, ("experts", "expert_ffn", width), slots)
+    y = _expert_bias(b, "moe.down", y, slots, width) if m.bias else y
+    out = b.add("combine", "moe.combine", {y: slots, probs: ROUTING}, tokens)
+    if m.latent:
+        out = b.linear("moe.latent_out", out, LATENT, ("moe_latent", "hidden"), HIDDEN)
+    if not m.shared_ffn:
+        return out
+    dense = Mlp(ffn=m.shared_ffn, gated=m.gated, activation=m.activation)
+    shared = b.on_residual(mlp(b, dense, x, fused_glu, "moe.shared", "shared_ffn"))
+    if m.shared_gate:
+        gate = b.linear("moe.shared_gate", x, HIDDEN, ("hidden",), TOKENS)
+        shared = b.add("scale", "moe.shared_scaled", {shared: HIDDEN, gate: TOKENS}, HIDDEN, function="sigmoid")
+    return b.add("add", "moe.sum", {b.on_residual(out): HIDDEN, shared: HIDDEN}, HIDDEN)
+
+
+def _expert_bias(b: Builder, name: str, y: str, dims: Dims, width: str) -> str:
+    w = b.weight(f"{name}.bias", ("experts", width), decay=False)
+    return b.add("bias", f"{name}.add_bias", {y: dims, w: ("experts", width)}, dims, fused=True)
+
+
+def feed_forward_sizes(ffn: Mlp | Moe | None, seq_len: float, imbalance: float) -> dict[str, float]:
+    """True sizes of a feed-forward's dims; `capacity` is slots per expert of one sequence.
+
+    capacity = tokens · top_k / experts × imbalance (Switch Transformers, arXiv 2101.03961, section 2.2,
+    with its capacity factor where the model states one).
+    """
+    if isinstance(ffn, Mlp):
+        return {"ffn": float(ffn.ffn)}
+    if isinstance(ffn, Moe):
+        factor = ffn.capacity_factor or imbalance
+        return {
+            "experts": float(ffn.experts), "router_experts": float(ffn.experts), "expert_ffn": float(ffn.ffn),
+            "shared_ffn": float(ffn.shared_ffn), "moe_latent": float(ffn.latent), "routes": float(ffn.top_k),
+            "capacity": seq_len * ffn.top_k / ffn.experts * factor,
+        }
+    return {}
