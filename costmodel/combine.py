@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from distplan.costmodel.strategy import STRUCTURE, Floats, Strategies
 from distplan.costmodel.tables import Engine, Ints, Store, distinct
 
+STATE_KEY = ("tp", "cp", "ep", "etp", "dp_replicate", "dp_shard", "pp")
 DEFAULT_ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
@@ -46,7 +47,8 @@ def _taken(tables: Mapping[str, Floats], places: Ints) -> dict[str, Floats]:
 
 def _local_columns(eng: Engine, rows: Strategies, gpus: Floats) -> dict[str, Floats]:
     """What local costs depend on. Outer axes matter only where the mesh order puts them inside tp or cp."""
-    columns = {name: rows.degree(name) for name in ("tp", "cp", "micro_batch", "dp_replicate", "dp_shard", "pp")}
+    names = ("tp", "cp", "micro_batch", "ep", "etp", "dp_replicate", "dp_shard", "pp")
+    columns = {name: rows.degree(name) for name in names}
     if eng.runtime.mesh_order == DEFAULT_ORDER:
         ones = np.ones(len(rows))
         columns |= {name: ones for name in ("dp_replicate", "dp_shard", "pp")}
@@ -72,7 +74,7 @@ def local_tables(eng: Engine, rows: Strategies, gpus: Floats) -> LocalTables:
 
 def state_tables(eng: Engine, rows: Strategies, gpus: Floats) -> StateTables:
     """Weights and their movements for every row's (sp, zero, tp, cp, dp_replicate, dp_shard, pp)."""
-    columns = {name: rows.degree(name) for name in ("tp", "cp", "dp_replicate", "dp_shard", "pp")} | {"gpus": gpus}
+    columns = {name: rows.degree(name) for name in STATE_KEY} | {"gpus": gpus}
     first, index = distinct(rows.columns["sp"], rows.columns["zero"], *columns.values())
     at = {name: column[first] for name, column in columns.items()}
     codes = [rows.columns["sp"][first], rows.columns["zero"][first]]

@@ -15,7 +15,7 @@ from distplan.costmodel.stages import Run, split
 from distplan.costmodel.state import lower_state, state_costs
 from distplan.costmodel.step_time import TIME_PARTS, GroupCosts
 from distplan.costmodel.strategy import Floats, Strategies, Strategy
-from distplan.costmodel.tables import Engine
+from distplan.costmodel.tables import LOCAL_KEY, Engine
 from distplan.hardware.collectives import price
 from distplan.hardware.groups import group_span
 
@@ -75,8 +75,7 @@ def _of_row(eng: Engine, ledger: _Ledger, row: int, strategy: Strategy, gpus: fl
     held = sum(layers_only(run.content))
     share = min(float(costs.recompute_layers[row]), float(held)) / max(held, 1)
     m = float(costs.micro_batches[row])
-    names = ("tp", "cp", "micro_batch", "dp_replicate", "dp_shard", "pp")
-    columns = {name: np.array([float(getattr(strategy, name))]) for name in names} | {"gpus": np.array([gpus])}
+    columns = {name: np.array([float(getattr(strategy, name))]) for name in LOCAL_KEY} | {"gpus": np.array([gpus])}
     sp = str(strategy.sp).lower()
     structure = eng.structure(sp, strategy.cp_kind, strategy.recompute)
     local = eng.local_costs(lower(eng.program(structure), eng.workload), columns, strategy.cp_kind)
@@ -101,7 +100,7 @@ def _state(
     exposed: float,
 ) -> None:
     programs = eng.program(eng.structure(str(strategy.sp).lower(), "all_gather", "none"))
-    lowered = lower_state(programs, strategy.zero > 0, eng.workload)
+    lowered = lower_state(programs, strategy.zero > 0, eng.workload, eng.runtime.state)
     costs = state_costs(lowered, *eng.symbols(columns, False), eng.cluster)
     content = (*run.content, run.content[-1] if strategy.pp > 1 else 0)
     timing = eng.runtime.grad_reduce_pipeline if strategy.pp > 1 else eng.runtime.grad_reduce_sharded

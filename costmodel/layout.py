@@ -1,8 +1,9 @@
 """Where a tensor lives on the mesh: for each dim the mesh axes that shard it, and what is still Partial.
 
-The mesh has seven axes, outermost first by default. tp and cp are each two axes: K and V are
-sharded on the `_kv` part and replicated on the `_rep` part where there are fewer K/V heads than
-ranks (design.md, "Mesh"); elsewhere `_rep` has degree 1 and costs nothing by its own formula.
+The mesh has two views of the same ranks. Dense: pp, dp_replicate, dp_shard, cp, tp. Expert: pp, edp,
+ep, etp, with edp·ep·etp = dp·cp·tp. tp and cp are each two axes: K and V are sharded on the `_kv` part
+and replicated on the `_rep` part where there are fewer K/V heads than ranks (design.md, "Mesh");
+elsewhere `_rep` has degree 1 and costs nothing by its own formula.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from dataclasses import dataclass
 TP = ("tp_kv", "tp_rep")
 CP = ("cp_kv", "cp_rep")
 DATA = ("dp_replicate", "dp_shard")
-MESH_AXES = ("pp", *DATA, *CP, *TP)
+EXPERT = ("edp", "ep", "etp")
+MESH_AXES = ("pp", *DATA, *CP, *TP, *EXPERT)
+WEIGHT_AXES = (*TP, "ep", "etp")
+"""axes on which weights are sharded where they are used: there an activation gives way"""
 
 Dims = tuple[str, ...]
 Axes = tuple[str, ...]
@@ -56,9 +60,10 @@ def placed(dims: Dims, by_dim: Mapping[str, Axes] | None = None, partial: Axes =
 
 
 def ordered(axes: Iterable[str]) -> Axes:
-    """Axes in mesh order, each once."""
-    chosen = set(axes)
-    return tuple(axis for axis in MESH_AXES if axis in chosen)
+    """Axes in mesh order, each once; names that are no mesh axes of ours follow in the order given."""
+    chosen = dict.fromkeys(axes)
+    known = tuple(axis for axis in MESH_AXES if axis in chosen)
+    return known + tuple(axis for axis in chosen if axis not in MESH_AXES)
 
 
 def join_axes(axes: Iterable[str]) -> str:
@@ -69,5 +74,5 @@ def join_axes(axes: Iterable[str]) -> str:
         if all(part in left for part in parts):
             words.append((MESH_AXES.index(parts[0]), name))
             left = [axis for axis in left if axis not in parts]
-    words += [(MESH_AXES.index(axis), axis) for axis in left]
+    words += [(MESH_AXES.index(axis) if axis in MESH_AXES else len(MESH_AXES), axis) for axis in left]
     return "+".join(name for _, name in sorted(words))

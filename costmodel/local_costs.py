@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from distplan.costmodel.layout import CP, TP
-from distplan.costmodel.lower import CATEGORIES, PHASES, Lowered, Work
+from distplan.costmodel.layout import CP
+from distplan.costmodel.lower import CATEGORIES, PHASES, Lowered, Work, axis_class
 from distplan.costmodel.strategy import Floats
 from distplan.hardware.cluster import Cluster
 from distplan.hardware.collectives import price
@@ -81,8 +81,8 @@ def local_costs(
     _attentions(works, table, rates, symbols, seconds, full, kernel, causal=causal, seq_len=seq_len)
     _kernels(works, table, rates, seconds)
     exchanges = _exchanges(works, table, symbols, strides, cluster, seconds, hides)
-    for exchange in exchanges:
-        seconds[works.index(exchange.work)] = exchange.exposed_seconds
+    for at, exchange in exchanges.items():
+        seconds[at] = exchange.exposed_seconds
     shape = (len(PHASES), len(CATEGORIES), num_segments, rows)
     totals = np.zeros(shape)
     full_flops = np.zeros((len(PHASES), num_segments, rows))
@@ -106,7 +106,7 @@ def local_costs(
         seconds=totals, full_flops=full_flops, kernel_flops=kernel_flops, attention_flops=attention,
         saved_bytes=np.array([evaluate_terms(t, table) for t in lowered.saved]),
         remade_bytes=np.array([evaluate_terms(t, table) for t in lowered.remade]),
-        transient_bytes=np.array(transients), boundary_bytes=table[number] * factor, exchanges=exchanges,
+        transient_bytes=np.array(transients), boundary_bytes=table[number] * factor, exchanges=tuple(exchanges.values()),
     )
 
 
@@ -116,9 +116,12 @@ def _gemms(works: Sequence[Work], table: Floats, rates: Rates, seconds: Floats, 
         if work.category == 0:
             groups.setdefault((work.dtype, work.accumulate), []).append(at)
     for (dtype, accumulate), positions in groups.items():
-        m, n, k, batch = (table[[getattr(works[p], name) for p in positions]] for name in ("m", "n", "k", "batch"))
-        seconds[positions] = gemm_seconds(rates, m, n, k, dtype, batch=batch, accumulate_fp32=accumulate)
-        full[positions] = kernel[positions] = 2.0 * m * n * k * batch
+        names = ("m", "n", "k", "batch", "groups")
+        m, n, k, batch, groups = (table[[getattr(works[p], name) for p in positions]] for name in names)
+        seconds[positions] = gemm_seconds(
+            rates, m, n, k, dtype, batch=batch, groups=groups, accumulate_fp32=accumulate
+        )
+        full[positions] = kernel[positions] = 2.0 * m * n * k * batch * groups
 
 
 def _attentions(
@@ -130,15 +133,15 @@ def _attentions(
     for at, work in enumerate(works):
         if work.category != 1:
             continue
-        q_len, kv_len, head_dim, lines = (table[number] for number in (work.m, work.n, work.k, work.batch))
+        numbers = (work.m, work.n, work.k, work.groups, work.batch)
+        q_len, kv_len, head_dim, v_head_dim, lines = (table[number] for number in numbers)
         backward = work.kind == "attention_grad"
-        square = 4.0 * lines * q_len * kv_len * head_dim
-        window = min(work.window or seq_len, seq_len) / seq_len
-        share = window * (2.0 - window) if causal else window
-        length = np.minimum(q_len, kv_len) * window
-        seconds[at] = attention_seconds(rates, square * share, head_dim, length, length, causal, backward, work.dtype)
+        square = 2.0 * lines * q_len * kv_len * (head_dim + v_head_dim)
+        length = np.minimum(q_len, kv_len) * work.length
+        priced = square * work.share
+        seconds[at] = attention_seconds(rates, priced, head_dim, length, length, causal, backward, work.dtype)
         full[at] = square * (2.0 if backward else 1.0)
-        executed = square * (share * 0.5 if causal else share)
+        executed = square * (work.share * 0.5 if causal else work.share)
         kernel[at] = executed * (BACKWARD_OVER_FORWARD if backward else 1.0)
 
 
@@ -152,7 +155,7 @@ def _kernels(works: Sequence[Work], table: Floats, rates: Rates, seconds: Floats
 def _exchanges(
     works: Sequence[Work], table: Floats, symbols: Mapping[str, Floats], strides: Mapping[str, Floats],
     cluster: Cluster, seconds: Floats, hides: Mapping[str, bool],
-) -> tuple[Exchange, ...]:
+) -> dict[int, Exchange]:
     groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for at, work in enumerate(works):
         if work.axes:
@@ -167,10 +170,10 @@ def _exchanges(
         for row, position in enumerate(positions):
             costs[position] = (payload[row], cost.wire_bytes[row], cost.seconds[row])
     exposed = _exposed(works, costs, seconds, hides)
-    return tuple(
-        Exchange(work=works[at], payload_bytes=payload, wire_bytes=wire, seconds=time, exposed_seconds=exposed[at])
+    return {
+        at: Exchange(work=works[at], payload_bytes=payload, wire_bytes=wire, seconds=time, exposed_seconds=exposed[at])
         for at, (payload, wire, time) in sorted(costs.items())
-    )
+    }
 
 
 def _exposed(
@@ -182,7 +185,7 @@ def _exposed(
     exposed: dict[int, Floats] = {}
     for at in sorted(costs):
         work = works[at]
-        axis = "tp" if set(work.axes) <= set(TP) else "cp"
+        axis = axis_class(work.axes)
         name = f"{axis}_backward" if axis == "tp" and work.phase == PHASES.index("backward") else axis
         overlaps = work.kind == "ring_exchange" if set(work.axes) <= set(CP) else True
         if work.behind and overlaps and hides.get(name, False):

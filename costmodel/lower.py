@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from distplan.costmodel.layout import TP, Axes
 from distplan.costmodel.model import DTYPE_BYTES, Precision, Workload
 from distplan.costmodel.program import COLLECTIVES, Node, SegmentProgram
-from distplan.costmodel.sizes import SizeTable, layout_size, size_of
+from distplan.costmodel.sizes import Size, SizeTable, layout_size, size_of
 
 PHASES = ("forward", "recompute", "backward")
-CATEGORIES = ("gemm", "attention", "memory_bound", "tp", "cp")
+CATEGORIES = ("gemm", "attention", "memory_bound", "tp", "cp", "ep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,8 @@ class Work:
     n: int = 0
     k: int = 0
     batch: int = 0
+    groups: int = 0
+    """products of one grouped kernel (experts)"""
     dtype: str = ""
     accumulate: bool = False
     """a weight gradient, added into the gradient buffer"""
@@ -35,7 +37,10 @@ class Work:
     axes: Axes = ()
     behind: tuple[int, ...] = ()
     """positions of the works that can hide this collective"""
-    window: int = 0
+    share: float = 1.0
+    """attention: scores executed over the whole square (before causality halves them)"""
+    length: float = 1.0
+    """attention: how much of the sequence a kernel sees at once"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +77,7 @@ def lower(programs: Sequence[SegmentProgram], workload: Workload) -> Lowered:
         first = len(works)
         positions: dict[tuple[str, int], int] = {}
         for node in program.nodes:
-            work = _work(index, node, program, sizes, table, workload)
-            if work is not None:
+            for work in _works(index, node, program, sizes, table, workload):
                 positions[(node.name, work.phase)] = len(works)
                 works.append(work)
         for at in range(first, len(works)):
@@ -101,9 +105,9 @@ def _placed_behind(work: Work, program: SegmentProgram, positions: Mapping[tuple
     )
 
 
-def _work(
+def _works(
     segment: int, node: Node, program: SegmentProgram, sizes: Mapping[str, float], table: SizeTable, workload: Workload
-) -> Work | None:
+) -> list[Work]:
     phase = PHASES.index(node.phase)
     precision = workload.precision
 
@@ -112,33 +116,82 @@ def _work(
 
     if node.kind in COLLECTIVES:
         if node.kind == "slice":
-            return None
-        category = CATEGORIES.index("tp" if set(node.axes) <= set(TP) else "cp")
+            return []
+        category = CATEGORIES.index(axis_class(node.axes))
         reduces = set(node.axes) & set(program.values[node.inputs[0]].layout.partial)
         given = node.outputs if node.kind == "ring_exchange" and reduces else node.inputs
         terms = _terms(given, program, sizes, table, precision)
-        return Work(segment=segment, phase=phase, category=category, name=node.name, terms=terms, kind=node.kind,
-                    axes=node.axes)
+        return [Work(segment=segment, phase=phase, category=category, name=node.name, terms=terms, kind=node.kind,
+                     axes=node.axes)]
     if node.kind == "einsum":
         a, b, out = set(node.operands[0]), set(node.operands[1]), set(node.result)
         head = program.segment.name == "head"
         weighted = any(v in {w.name for w in program.segment.weights} for v in node.inputs) or node.function == "wgrad"
         dtype = precision.matmul if weighted and not head else precision.compute
-        return Work(
+        return [Work(
             segment=segment, phase=phase, category=0, name=node.name, dtype=dtype,
             m=letters(*sorted((a & out) - b)), n=letters(*sorted((b & out) - a)), k=letters(*sorted((a & b) - out)),
-            batch=letters(*sorted(a & b & out)), accumulate=node.function == "wgrad",
-        )
+            batch=letters(*sorted((a & b & out) - {"experts"})), groups=letters(*sorted(a & b & out & {"experts"})),
+            accumulate=node.function == "wgrad",
+        )]
     if node.kind in ("attention", "attention_grad"):
         shape = ("batch", "kv_heads", "group")
-        return Work(
+        return [Work(
             segment=segment, phase=phase, category=1, name=node.name, dtype=precision.compute, kind=node.kind,
-            m=letters("seq"), n=letters("kv_seq"), k=letters("head_dim"), batch=letters(*shape), window=node.window,
-        )
+            m=letters("seq"), n=letters("kv_seq"), k=letters("head_dim"), groups=letters("v_head_dim"),
+            batch=letters(*shape), share=_share(node, workload), length=_length(node, workload),
+        )]
+    if node.kind in ("scan", "scan_grad"):
+        return _scan(segment, phase, node, sizes, table, precision)
     terms = _traffic(node, program, sizes, table, precision)
     if not terms:
-        return None
-    return Work(segment=segment, phase=phase, category=2, name=node.name, terms=terms, kind=node.kind)
+        return []
+    return [Work(segment=segment, phase=phase, category=2, name=node.name, terms=terms, kind=node.kind)]
+
+
+def _scan(
+    segment: int, phase: int, node: Node, sizes: Mapping[str, float], table: SizeTable, precision: Precision
+) -> list[Work]:
+    """The four products of a chunked scan: scores and their output within a chunk of Q tokens, the chunk's
+    state, and the state's output (Mamba-2, arXiv 2405.21060, section 6); twice each in backward."""
+    length, state, dim = sizes["scan_chunk"], sizes["state"], sizes["ssm_dim"]
+    length = min(length, sizes["seq"])
+
+    def chunks(*dims: str) -> int:
+        size = size_of([(d, node.letters.get(d, ())) for d in dims], sizes)
+        return table.number(Size(size.constant / length, size.varying, size.axes))
+
+    heads, groups = ("batch", "seq", "ssm_groups", "ssm_rep"), ("batch", "seq", "ssm_groups")
+    products = ((length, length, state, groups), (length, dim, length, heads), (state, dim, length, heads),
+                (length, dim, state, heads))
+    one = table.number(Size(1.0, (), ()))
+    works = []
+    for m, n, k, over in products:
+        numbers = [table.number(Size(value, (), ())) for value in (m, n, k)]
+        work = Work(segment=segment, phase=phase, category=0, name=node.name, dtype=precision.compute, m=numbers[0],
+                    n=numbers[1], k=numbers[2], batch=chunks(*over), groups=one)
+        works += [work] * (2 if node.kind == "scan_grad" else 1)
+    return works
+
+
+
+
+def axis_class(axes: Axes) -> str:
+    """The category that a collective's time is counted in: tp | ep | cp."""
+    if set(axes) <= set(TP):
+        return "tp"
+    return "ep" if set(axes) <= {"ep", "etp"} else "cp"
+
+
+def _length(node: Node, workload: Workload) -> float:
+    """Part of the sequence that one query can see."""
+    return min(node.window or node.block or workload.seq_len, workload.seq_len) / workload.seq_len
+
+
+def _share(node: Node, workload: Workload) -> float:
+    """Scores over the square, twice the causal ones: a window w of s tokens w/s·(2 − w/s), blocks of w tokens w/s."""
+    length = _length(node, workload)
+    return length if node.block or not workload.causal else length * (2.0 - length)
 
 
 def _traffic(

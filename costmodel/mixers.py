@@ -21,9 +21,10 @@ Q_WEIGHT: Dims = ("hidden", "kv_heads", "group", "head_dim")
 K_WEIGHT: Dims = ("hidden", "kv_heads", "head_dim")
 V_WEIGHT: Dims = ("hidden", "kv_heads", "v_head_dim")
 LATENT: Dims = ("batch", "seq", "latent")
-SSM: Dims = ("batch", "seq", "ssm_heads", "ssm_dim")
+SSM: Dims = ("batch", "seq", "ssm_groups", "ssm_rep", "ssm_dim")
 SSM_GROUP: Dims = ("batch", "seq", "ssm_groups", "state")
-SSM_STEP: Dims = ("batch", "seq", "ssm_heads")
+SSM_STEP: Dims = ("batch", "seq", "ssm_groups", "ssm_rep")
+HEADS: Dims = ("ssm_groups", "ssm_rep")
 
 
 def attention(b: Builder, a: Attention, x: str, model: Model, workload: Workload, kind: LayerKind) -> str:
@@ -103,26 +104,26 @@ def linear_attention(b: Builder, a: LinearAttention, x: str, kind: LayerKind) ->
     """
     if a.kind not in ("mamba2", "gated_delta_net", "lightning"):
         raise GraphError(f"a mixer of kind '{a.kind}' has no operators; known: mamba2, gated_delta_net, lightning")
-    gate = b.linear("mixer.gate", x, HIDDEN, ("hidden", "ssm_heads", "ssm_dim"), SSM, a.bias)
-    values = b.linear("mixer.value", x, HIDDEN, ("hidden", "ssm_heads", "ssm_dim"), SSM, a.bias)
+    gate = b.linear("mixer.gate", x, HIDDEN, ("hidden", *HEADS, "ssm_dim"), SSM, a.bias)
+    values = b.linear("mixer.value", x, HIDDEN, ("hidden", *HEADS, "ssm_dim"), SSM, a.bias)
     keys = b.linear("mixer.key", x, HIDDEN, ("hidden", "ssm_groups", "state"), SSM_GROUP, a.bias)
     queries = b.linear("mixer.query", x, HIDDEN, ("hidden", "ssm_groups", "state"), SSM_GROUP, a.bias)
     if a.conv_kernel:
-        values = _conv(b, "mixer.value_conv", values, SSM, ("ssm_heads", "ssm_dim"), a.conv_bias)
+        values = _conv(b, "mixer.value_conv", values, SSM, (*HEADS, "ssm_dim"), a.conv_bias)
         keys = _conv(b, "mixer.key_conv", keys, SSM_GROUP, ("ssm_groups", "state"), a.conv_bias)
         queries = _conv(b, "mixer.query_conv", queries, SSM_GROUP, ("ssm_groups", "state"), a.conv_bias)
     reads = {values: SSM, keys: SSM_GROUP, queries: SSM_GROUP}
     steps = {"mamba2": ("step",), "gated_delta_net": ("beta", "decay"), "lightning": ()}[a.kind]
     for name in steps:
-        reads[b.linear(f"mixer.{name}", x, HIDDEN, ("hidden", "ssm_heads"), SSM_STEP, a.bias)] = SSM_STEP
+        reads[b.linear(f"mixer.{name}", x, HIDDEN, ("hidden", *HEADS), SSM_STEP, a.bias)] = SSM_STEP
     weights = {"mamba2": ("a_log", "skip", "step_bias"), "gated_delta_net": ("a_log", "step_bias"), "lightning": ()}
     for name in weights[a.kind]:
-        reads[b.weight(f"mixer.{name}", ("ssm_heads",), decay=False)] = ("ssm_heads",)
+        reads[b.weight(f"mixer.{name}", HEADS, decay=False)] = HEADS
     y = b.add("scan", "mixer.scan", reads, SSM, function=a.kind, tag="core_attention")
-    over: Dims = ("ssm_dim",) if a.kind == "gated_delta_net" else ("ssm_heads", "ssm_dim")
+    over: Dims = ("ssm_dim",) if a.kind == "gated_delta_net" else (*HEADS, "ssm_dim")
     w = b.weight("mixer.norm.weight", over, decay=False)
     y = b.add("gated_norm", "mixer.norm", {y: SSM, gate: SSM, w: over}, SSM, function=kind.norm, tag="norm")
-    return b.linear("mixer.out", y, SSM, ("ssm_heads", "ssm_dim", "hidden"), HIDDEN, False)
+    return b.linear("mixer.out", y, SSM, (*HEADS, "ssm_dim", "hidden"), HIDDEN, False)
 
 
 def _conv(b: Builder, name: str, x: str, dims: Dims, channels: Dims, bias: bool) -> str:
@@ -143,9 +144,9 @@ def mixer_sizes(mixer: Attention | LinearAttention | None) -> dict[str, float]:
         }
     if isinstance(mixer, LinearAttention):
         m = mixer
+        groups = m.heads if m.kind == "lightning" else m.key_heads or m.groups
         return {
-            "ssm_heads": float(m.heads), "ssm_dim": float(m.head_dim), "state": float(m.state),
-            "ssm_groups": float(m.key_heads or m.groups), "conv_kernel": float(m.conv_kernel),
-            "scan_chunk": float(m.chunk),
+            "ssm_groups": float(groups), "ssm_rep": m.heads / groups, "ssm_dim": float(m.head_dim),
+            "state": float(m.state), "conv_kernel": float(m.conv_kernel), "scan_chunk": float(m.chunk),
         }
     return {}

@@ -3,8 +3,8 @@
 Legend: batch and seq are the micro-batch's sequences and tokens (kv_seq: the tokens that are looked
 at), hidden the residual stream, kv_heads × group the query heads (group = heads / kv_heads),
 head_dim (v_head_dim of values where it differs), ffn, shared_ffn (shared experts), vocab (padded),
-positions; experts × capacity the slots of dispatched tokens, expert_ffn; ssm_heads, ssm_dim, state
-of a state-space mixer.
+positions; experts × capacity the slots of dispatched tokens, expert_ffn; ssm_groups × ssm_rep the
+heads of a state-space mixer (keys are shared by a group), ssm_dim, state.
 
 A weight's dim that is in `TP_DIMS` is sharded on those axes unless a placement says otherwise;
 nothing else about parallelism is known here.
@@ -19,7 +19,7 @@ from distplan.costmodel.layout import TP, Axes, Dims
 from distplan.hardware.errors import DistplanError
 
 TP_DIMS: Mapping[str, Axes] = {
-    "kv_heads": ("tp_kv",), "group": ("tp_rep",), "ffn": TP, "shared_ffn": TP, "vocab": TP, "ssm_heads": TP,
+    "kv_heads": ("tp_kv",), "group": ("tp_rep",), "ffn": TP, "shared_ffn": TP, "vocab": TP,
     "ssm_groups": TP, "experts": ("ep",), "expert_ffn": ("etp",),
 }
 

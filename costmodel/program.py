@@ -18,7 +18,8 @@ from distplan.costmodel.spmd import Inference, SpmdError, infer_einsum, infer_el
 FSDP = ("dp_shard", *CP)
 """ZeRO stores a weight sharded on these, along its first dim"""
 LINEAR = ("add",)
-ELEMENTWISE = ("add", "bias", "activation", "glu", "mul", "rope", "dropout", "cast", "norm", "softmax")
+ELEMENTWISE = ("add", "bias", "activation", "glu", "mul", "rope", "dropout", "cast", "norm", "softmax", "scale")
+ELEMENTWISE += ("concat", "gated_norm", "weighted_glu", "conv", "route")
 REDUCTIONS = ("reduce", "pick")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "ring_exchange", "slice")
 
@@ -73,6 +74,7 @@ class Node:
     """the first output takes the storage of the first input"""
     tag: str = ""
     window: int = 0
+    block: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +107,9 @@ def weight_layout(weight: Weight, structure: Structure) -> Layout:
 
 
 def stored_layout(layout: Layout) -> Layout:
-    """Where ZeRO keeps it: the first dim sharded on dp_shard×cp as well."""
-    return Layout(layout.dims, ((*layout.shards[0], *FSDP), *layout.shards[1:]))
+    """Where ZeRO keeps it: the first dim sharded on dp_shard×cp as well, an expert's on edp."""
+    axes = ("edp",) if "experts" in layout.dims else FSDP
+    return Layout(layout.dims, ((*layout.shards[0], *axes), *layout.shards[1:]))
 
 
 class _Tape:
@@ -166,17 +169,43 @@ def infer(op: Operator, operands: tuple[Layout, ...], is_weight: tuple[bool, ...
         inner = infer_einsum(tuple(o.whole() for o in operands), is_weight, op.result, op.whole)
         return Inference(inner.inputs, inner.output.whole(), inner.letters)
     if op.kind == "attention":
-        return _infer_attention(op, operands, structure)
+        return _infer_attention(op, operands, is_weight, structure)
+    if op.kind == "scan":
+        return _infer_scan(op, operands, is_weight)
+    if op.kind in ("dispatch", "dispatch_weights", "combine"):
+        return _infer_slots(op, operands)
     raise SpmdError(f"operator kind '{op.kind}' ({op.name}) has no SPMD rule")
 
 
-def _infer_attention(op: Operator, operands: tuple[Layout, ...], structure: Structure) -> Inference:
+SLOT_AXES = {"capacity": ("edp", "etp", "ep")}
+"""slots lie where their tokens are: the dense axes are the expert axes, seen otherwise"""
+
+
+def _infer_slots(op: Operator, operands: tuple[Layout, ...]) -> Inference:
+    """Tokens on every dense axis to slots on every expert axis and back, a local permutation."""
+    tokens = residual_placement(True)
+    inputs = tuple(placed(o.dims, SLOT_AXES if "capacity" in o.dims else tokens) for o in operands)
+    return Inference(inputs, placed(op.result, SLOT_AXES if "capacity" in op.result else tokens), {})
+
+
+def _infer_scan(op: Operator, operands: tuple[Layout, ...], is_weight: tuple[bool, ...]) -> Inference:
+    """A scan runs over all tokens, so cp turns from tokens to heads."""
+    turned = [
+        o if weight else _turned(o.whole(), "seq", {"ssm_groups": CP}) for o, weight in zip(operands, is_weight, strict=True)
+    ]
+    inference = infer_einsum(turned, is_weight, op.result)
+    return Inference(inference.inputs, inference.output.whole(), inference.letters)
+
+
+def _infer_attention(
+    op: Operator, operands: tuple[Layout, ...], is_weight: tuple[bool, ...], structure: Structure
+) -> Inference:
     """Flash attention: kv_seq and head_dim whole; Ulysses turns cp from tokens to heads."""
-    q, k, v = (o.whole() for o in operands)
+    q, k, v = (o.whole() for o in operands[:3])
     if structure.cp_kind == "ulysses":
         q = _turned(q, "seq", {"kv_heads": CP[:1], "group": CP[1:]})
         k, v = (_turned(o, "kv_seq", {"kv_heads": CP[:1]}) for o in (k, v))
-    return infer_einsum((q, k, v), (False,) * 3, op.result, ("kv_seq", "head_dim"))
+    return infer_einsum((q, k, v, *operands[3:]), is_weight, op.result, ("kv_seq", "head_dim", "v_head_dim"))
 
 
 def _turned(layout: Layout, seq: str, onto: Mapping[str, Axes]) -> Layout:
@@ -206,17 +235,18 @@ def _forward(segment: Segment, tape: _Tape) -> None:
         if op.kind == "dropout":
             outputs.append(tape.define(f"{op.output}.mask", inference.output, "bool"))
         if op.kind == "attention":
-            dims = tuple(d for d in op.result if d != "head_dim")
+            dims = tuple(d for d in op.result if d != "v_head_dim")
             axes = {d: inference.output.axes_of(d) for d in dims}
             outputs.append(tape.define(f"{op.output}.lse", placed(dims, axes), "fp32"))
         tape.emit(
             Node(kind=op.kind, name=op.name, phase="forward", inputs=used, outputs=tuple(outputs),
                  operands=op.operands, result=op.result, letters=inference.letters, function=op.function,
-                 fused=op.fused, tag=op.tag, window=op.window)
+                 fused=op.fused, tag=op.tag, window=op.window, block=op.block)
         )
         target = residual if op.output in segment.residual else None
-        if op.kind == "attention":
-            target = operands[0].whole()
+        if op.kind in ("attention", "norm", "scan"):
+            # heads go back to tokens (Ulysses), a norm over all heads to shards
+            target = operands[0].whole().renamed(op.result)
         if op.output in said:
             target = placed(op.result, dict(said[op.output]))
         if target is not None:
@@ -348,20 +378,17 @@ class _Backward:
         outputs = []
         for target in targets:
             layout = tape.values[target].layout.whole()
-            if tape.root[target] not in tape.weights:
-                layout = Layout(layout.dims, layout.shards, tape.values[dy].layout.partial)
+            spent = [a for d, axes in letters.items() if d not in layout.dims for a in axes]
+            spent += [a for a in tape.values[dy].layout.partial if a not in spent]
+            layout = Layout(layout.dims, layout.shards, tuple(spent))
             dtype = "gradient" if tape.root[target] in tape.weights else "compute"
-            if tape.root[target] in tape.weights:
-                spent = tuple(a for d, axes in letters.items() if d not in layout.dims for a in axes)
-                spent += tuple(a for a in tape.values[dy].layout.partial if a not in spent)
-                layout = Layout(layout.dims, layout.shards, spent)
             chunks = tape.values[target].chunks
             outputs.append(tape.define(f"{node.name}.grad.{len(outputs)}", layout, dtype, chunks))
         kind = f"{node.kind}_grad"
         tape.emit(
             Node(kind=kind, name=f"{node.name}.grad", phase="backward", inputs=reads, outputs=tuple(outputs),
                  operands=(node.result,), result=node.result, letters=letters, function=node.function,
-                 fused=node.fused and node.kind != "bias", tag=node.tag, window=node.window)
+                 fused=node.fused and node.kind != "bias", tag=node.tag, window=node.window, block=node.block)
         )
         for target, output in zip(targets, outputs, strict=True):
             self.contribute(target, output)
@@ -373,7 +400,7 @@ class _Backward:
             self.cross_entropy(node)
             return
         ring = tape.structure.cp_kind == "ring" and self.feeds_attention(value)
-        dy = self.gradient_of(value, node.kind in ("einsum", "bias", "rope"), ring)
+        dy = self.gradient_of(value, node.kind in ("einsum", "bias", "rope", "concat"), ring)
         if dy is None:
             return
         if node.kind == "einsum":
@@ -388,13 +415,15 @@ class _Backward:
             self.embedding(node, dy)
         elif node.kind == "norm":
             self.pointwise(node, dy, node.inputs[:2], node.inputs)
-        elif node.kind in ("activation", "glu", "mul"):
+        elif node.kind in ("activation", "glu", "mul", "scale", "weighted_glu", "gated_norm", "conv", "route", "scan"):
             self.pointwise(node, dy, node.inputs, node.inputs)
+        elif node.kind in ("dispatch", "dispatch_weights", "combine"):
+            self.pointwise(node, dy, (), node.inputs[:1])
         elif node.kind == "softmax":
             self.pointwise(node, dy, node.outputs, node.inputs)
         elif node.kind == "dropout":
             self.pointwise(node, dy, node.outputs[1:], node.inputs)
-        elif node.kind in ("rope", "cast"):
+        elif node.kind in ("rope", "cast", "concat"):
             self.pointwise(node, dy, (), node.inputs)
         elif node.kind == "attention":
             self.attention(node, dy)
@@ -408,7 +437,7 @@ class _Backward:
     def attention(self, node: Node, dy: str) -> None:
         """dK and dV are sums over the queries, so they are Partial on what shards the queries' tokens."""
         tape = self.tape
-        q, k, v = node.inputs
+        q, k, v = node.inputs[:3]
         kept = tuple(self.keep(x) for x in (q, k, v, *node.outputs))
         dy = tape.move(dy, tape.values[node.outputs[0]].layout, "backward")
         spent = tuple(node.letters["seq"]) + tuple(node.letters["group"])
@@ -417,12 +446,16 @@ class _Backward:
             layout = tape.values[source].layout
             layout = layout if name == "dq" else Layout(layout.dims, layout.shards, spent)
             outputs.append(tape.define(f"{node.name}.{name}", layout, "compute"))
+        for sinks in node.inputs[3:]:
+            layout = tape.values[sinks].layout
+            spent_on_tokens = tuple(node.letters["batch"]) + tuple(node.letters["seq"])
+            outputs.append(tape.define(f"{node.name}.dsinks", Layout(layout.dims, layout.shards, spent_on_tokens), "gradient"))
         tape.emit(
             Node(kind="attention_grad", name=f"{node.name}.grad", phase="backward", inputs=(dy, *kept),
                  outputs=tuple(outputs), operands=node.operands, result=node.result, letters=node.letters,
-                 tag=node.tag, window=node.window)
+                 tag=node.tag, window=node.window, block=node.block)
         )
-        for source, output in zip((q, k, v), outputs, strict=True):
+        for source, output in zip(node.inputs, outputs, strict=True):
             self.contribute(source, output)
 
     def embedding(self, node: Node, dy: str) -> None:

@@ -12,11 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from distplan.costmodel.layout import CP, DATA, MESH_AXES, TP, Axes, Layout
+from distplan.costmodel.layout import CP, DATA, EXPERT, MESH_AXES, TP, Axes, Layout
 from distplan.costmodel.strategy import Floats
-
-VARYING = ("micro_batch", "vocab")
-
 
 @dataclass(frozen=True, slots=True)
 class Size:
@@ -28,8 +25,9 @@ class Size:
 def size_of(dims: Iterable[tuple[str, Axes]], sizes: Mapping[str, float]) -> Size:
     """Local elements of a product of (dim, axes that shard it).
 
-    The batch dim is micro_batch per data rank: sharded on every data axis it is micro_batch, and
-    whole on one it is that many times more.
+    The batch dim is micro_batch per data rank. `capacity` are the slots per expert of one sequence: sharded
+    on all expert axes, which are the dense axes, it is 1/(cp·tp) of micro_batch sequences' slots; whole on
+    ep or etp it is that many times more.
     """
     constant, varying, axes = 1.0, [], []
     for dim, sharded in dims:
@@ -39,9 +37,26 @@ def size_of(dims: Iterable[tuple[str, Axes]], sizes: Mapping[str, float]) -> Siz
             axes = [axis for axis in axes if axis not in DATA]
         elif dim == "vocab":
             varying.append("vocab")
+        elif dim == "capacity":
+            constant *= sizes[dim]
+            varying += ["micro_batch", *(axis for axis in ("ep", "etp") if axis not in sharded)]
+            axes = [axis for axis in axes if axis not in sharded] + [*CP, *TP]
         else:
             constant *= sizes[dim]
     return Size(constant, tuple(sorted(varying)), tuple(sorted(axes)))
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedSize:
+    """`rows` split over `axes` and rounded up to whole rows per rank, times `rest` and the degrees of `times`.
+
+    It is the shard of the rank that has most; with `times` = `axes` it is the padded whole.
+    """
+
+    rows: Size
+    axes: Axes
+    rest: Size
+    times: Axes
 
 
 def layout_size(layout: Layout, sizes: Mapping[str, float]) -> Size:
@@ -52,9 +67,9 @@ def layout_size(layout: Layout, sizes: Mapping[str, float]) -> Size:
 class SizeTable:
     """Distinct sizes, numbered as they are met."""
 
-    index: dict[Size, int] = field(default_factory=dict)
+    index: dict[Size | PaddedSize, int] = field(default_factory=dict)
 
-    def number(self, size: Size) -> int:
+    def number(self, size: Size | PaddedSize) -> int:
         return self.index.setdefault(size, len(self.index))
 
     def evaluate(self, symbols: Mapping[str, Floats]) -> Floats:
@@ -62,13 +77,27 @@ class SizeTable:
         rows = max(len(values) for values in symbols.values())
         table = np.empty((len(self.index), rows))
         for size, position in self.index.items():
-            value: Floats | float = size.constant
-            for name in size.varying:
-                value = value * symbols[name]
-            for axis in size.axes:
-                value = value / symbols[axis]
-            table[position] = value
+            table[position] = _padded(size, symbols) if isinstance(size, PaddedSize) else _elements(size, symbols)
         return table
+
+
+def _elements(size: Size, symbols: Mapping[str, Floats]) -> Floats | float:
+    value: Floats | float = size.constant
+    for name in size.varying:
+        value = value * symbols[name]
+    for axis in size.axes:
+        value = value / symbols[axis]
+    return value
+
+
+def _padded(size: PaddedSize, symbols: Mapping[str, Floats]) -> Floats:
+    rows = _elements(size.rows, symbols)
+    for axis in size.axes:
+        rows = rows / symbols[axis]
+    value: Floats = np.ceil(rows) * _elements(size.rest, symbols)
+    for axis in size.times:
+        value = value * symbols[axis]
+    return value
 
 
 def mesh_symbols(columns: Mapping[str, Floats], kv_heads: float, ulysses: bool) -> dict[str, Floats]:
@@ -76,19 +105,25 @@ def mesh_symbols(columns: Mapping[str, Floats], kv_heads: float, ulysses: bool) 
     tp, cp = columns["tp"], columns["cp"]
     tp_kv = np.minimum(tp, kv_heads)
     cp_kv = np.minimum(cp, np.maximum(1.0, np.floor(kv_heads / tp_kv))) if ulysses else cp
-    symbols = {name: columns[name] for name in ("pp", *DATA)}
+    symbols = {name: columns[name] for name in ("pp", *DATA, "ep", "etp")}
+    ranks = (columns["dp_replicate"] * columns["dp_shard"]) * (cp * tp)
+    symbols["edp"] = ranks / (columns["ep"] * columns["etp"])
     return symbols | {"tp_kv": tp_kv, "tp_rep": tp / tp_kv, "cp_kv": cp_kv, "cp_rep": cp / cp_kv}
 
 
 def mesh_strides(symbols: Mapping[str, Floats], order: tuple[str, ...]) -> dict[str, Floats]:
-    """Distance in ranks between neighbours on each axis; `order` names axes outermost first."""
-    axes = [part for name in order for part in {"tp": TP, "cp": CP}.get(name, (name,)) if part in MESH_AXES]
+    """Distance in ranks between neighbours on each axis; `order` names dense axes outermost first.
+
+    Expert axes are edp, ep, etp from outside in, within a stage (Megatron-LM, parallel_state.py).
+    """
+    axes = [part for name in order for part in {"tp": TP, "cp": CP}.get(name, (name,)) if part in MESH_AXES and part not in EXPERT]
     strides: dict[str, Floats] = {}
     stride = np.ones_like(symbols["pp"])
     for axis in reversed(axes):
         strides[axis] = stride
         stride = stride * symbols[axis]
-    return strides
+    one = np.ones_like(stride)
+    return strides | {"etp": one, "ep": symbols["etp"], "edp": symbols["etp"] * symbols["ep"]}
 
 
 def padded_vocab(vocab: float, multiple: float, tp: Floats) -> Floats:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from distplan.costmodel.layout import TP, Axes, Dims, Layout, ordered
+from distplan.costmodel.layout import TP, WEIGHT_AXES, Axes, Dims, Layout, ordered
 from distplan.costmodel.merge import co_shard, merge
 from distplan.hardware.errors import DistplanError
 
@@ -76,10 +76,17 @@ def merge_letters(operands: Sequence[Layout], is_weight: Sequence[bool], whole: 
                 holders.setdefault((dim, axis), []).append(weight)
 
     def stays(axis: str, rivals: Sequence[str]) -> str:
-        preferred = [dim for dim in rivals if (axis in TP) in holders.get((dim, axis), [])]
+        preferred = [dim for dim in rivals if (axis in WEIGHT_AXES) in holders.get((dim, axis), [])]
         return (preferred or list(rivals))[0]
 
-    return merge(terms, combine=co_shard, choose=stays)
+    return merge(terms, combine=_joined, choose=stays)
+
+
+def _joined(letter: str, held: Axes, new: Axes) -> Axes:
+    """Both; an order that has the axes of the other is kept, so that only the operand with fewer moves."""
+    if [axis for axis in new if axis in held] == list(held):
+        return new
+    return co_shard(letter, held, new)
 
 
 def infer_einsum(
@@ -123,44 +130,78 @@ def infer_elementwise(operands: Sequence[Layout], result: Dims, linear: bool, wh
 def reshard(src: Layout, dst: Layout) -> tuple[Transition, ...]:
     """The transitions from `src` to `dst`, same dims; axes that make the same step are one group.
 
-    tp never joins another axis in a group: no runtime has such a process group. Where several axes
-    leave one dim the inner ones leave first, and they arrive outer first, so that a shard stays one
-    contiguous block.
+    tp never joins another axis in a group: no runtime has such a process group. A shard is always one
+    contiguous block, the first axis of a dim outermost: axes leave a dim inner first and arrive outer
+    first. Where one step per axis cannot keep that order, what is in the way is gathered.
     Raises SpmdError for a target that is Partial where the source is not.
     """
     missing = [axis for axis in dst.partial if axis not in src.partial]
     if missing:
         raise SpmdError(f"no transition from {src} to {dst}: {', '.join(missing)} would become Partial")
-    steps: dict[tuple[str, str, str, bool], list[str]] = {}
+    direct = _axis_by_axis(src, dst)
+    return direct if _keeps_blocks(src, direct, dst) else _dim_by_dim(src, dst)
+
+
+def _axis_by_axis(src: Layout, dst: Layout) -> tuple[Transition, ...]:
+    """Every axis takes the one step that it needs."""
+    left = _steps(src, dst)
+    done: list[Transition] = []
+    now = src
+    while left:
+        kind, dim, to_dim, axes = next((step for step in left if _may_go(step, now, dst, left)), left[0])
+        left.remove((kind, dim, to_dim, axes))
+        now = _after(now, kind, axes, dim, to_dim)
+        done.append(Transition(kind, axes, dim, to_dim, now))
+    return tuple(done)
+
+
+Step = tuple[str, str, str, Axes]
+_ORDER = ("slice", "reduce_scatter", "all_to_all", "all_gather", "all_reduce")
+"""what makes a tensor smaller comes before what makes it larger"""
+
+
+def _steps(src: Layout, dst: Layout) -> list[Step]:
+    """(kind, dim, to_dim, axes) in order of preference."""
+    found: dict[tuple[str, str, str, str], list[str]] = {}
     target = {axis: dim for dim, axes in zip(dst.dims, dst.shards, strict=True) for axis in axes}
     source = {axis: dim for dim, axes in zip(src.dims, src.shards, strict=True) for axis in axes}
-    for axis in ordered([*source, *target, *src.partial]):
-        here, there = source.get(axis), target.get(axis)
+    for axis in dict.fromkeys([*source, *target, *src.partial]):
+        here, there = source.get(axis, ""), target.get(axis, "")
         if axis in src.partial:
             if axis in dst.partial:
                 continue
-            key = ("reduce_scatter", there, "") if there else ("all_reduce", "", "")
+            step = ("reduce_scatter", there, "") if there else ("all_reduce", "", "")
         elif here == there:
             continue
         elif here and there:
-            key = ("all_to_all", here, there)
-        elif here:
-            key = ("all_gather", here, "")
+            step = ("all_to_all", here, there)
         else:
-            key = ("slice", str(there), "")
-        steps.setdefault((key[0], key[1] or "", key[2], axis in TP), []).append(axis)
-    order = ("slice", "all_gather", "all_to_all", "reduce_scatter", "all_reduce")
-    losing = {to_dim for kind, _, to_dim, _ in steps if kind == "all_to_all"}
-    inner_first = len(losing) > 1
-    done: list[Transition] = []
-    now = src
-    ranked = sorted(enumerate(steps.items()), key=lambda item: (
-        order.index(item[1][0][0]), -item[0] if inner_first and item[1][0][0] == "all_to_all" else item[0]
-    ))
-    for _, ((kind, dim, to_dim, _), axes) in ranked:
-        now = _after(now, kind, tuple(axes), dim, to_dim)
-        done.append(Transition(kind, tuple(axes), dim, to_dim, now))
-    return tuple(done)
+            step = ("all_gather", here, "") if here else ("slice", there, "")
+        found.setdefault((*step, _family(axis)), []).append(axis)
+    steps = [(kind, dim, to_dim, ordered(axes)) for (kind, dim, to_dim, _), axes in found.items()]
+    return sorted(steps, key=lambda step: _ORDER.index(step[0]))
+
+
+def _family(axis: str) -> str:
+    """Axes of one family may share a process group."""
+    return "tp" if axis in TP else axis if axis in WEIGHT_AXES or axis == "edp" else "data"
+
+
+def _may_go(step: Step, now: Layout, dst: Layout, left: Sequence[Step]) -> bool:
+    """Inner axes leave a dim first and outer ones arrive first, so that a shard stays one block."""
+    kind, dim, to_dim, axes = step
+    others = {axis for other in left if other != step for axis in other[3]}
+    if kind in ("all_gather", "all_to_all"):
+        held = now.axes_of(dim)
+        inner = held[max(held.index(axis) for axis in axes) + 1 :]
+        if any(axis in others for axis in inner):
+            return False
+    gains = {"slice": dim, "reduce_scatter": dim, "all_to_all": to_dim}.get(kind, "")
+    if gains:
+        wanted = dst.axes_of(gains)
+        outer = wanted[: min(wanted.index(axis) for axis in axes)]
+        return all(axis in now.axes_of(gains) for axis in outer)
+    return True
 
 
 def _after(layout: Layout, kind: str, axes: Axes, dim: str, to_dim: str) -> Layout:
@@ -174,3 +215,48 @@ def _after(layout: Layout, kind: str, axes: Axes, dim: str, to_dim: str) -> Layo
     if kind in ("reduce_scatter", "all_reduce"):
         partial = tuple(axis for axis in partial if axis not in axes)
     return Layout(layout.dims, tuple(shards), partial)
+
+
+def _keeps_blocks(src: Layout, steps: Sequence[Transition], dst: Layout) -> bool:
+    """Whether only innermost axes leave a dim, and the last step ends in `dst`."""
+    now = src
+    for step in steps:
+        if step.kind in ("all_gather", "all_to_all") and now.axes_of(step.dim)[-len(step.axes) :] != step.axes:
+            return False
+        now = step.result
+    return now.shards == dst.shards and set(now.partial) == set(dst.partial)
+
+
+def _dim_by_dim(src: Layout, dst: Layout) -> tuple[Transition, ...]:
+    """What a dim has beyond the axes that it keeps is gathered; then the new axes arrive, outer first."""
+    now = src
+    done: list[Transition] = []
+
+    def step(kind: str, axes: Axes, dim: str) -> None:
+        nonlocal now
+        now = _after(now, kind, axes, dim, "")
+        done.append(Transition(kind, axes, dim, "", now))
+
+    kept: dict[str, int] = {}
+    for dim, old, new in zip(src.dims, src.shards, dst.shards, strict=True):
+        kept[dim] = next((n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+        for run in reversed(_runs((axis, _family(axis)) for axis in old[kept[dim] :])):
+            step("all_gather", run, dim)
+    for dim, new in zip(dst.dims, dst.shards, strict=True):
+        for run in _runs((axis, (_family(axis), axis in src.partial)) for axis in new[kept[dim] :]):
+            step("reduce_scatter" if run[0] in src.partial else "slice", run, dim)
+    left = ordered(axis for axis in now.partial if axis not in dst.partial)
+    for run in _runs((axis, _family(axis)) for axis in left):
+        step("all_reduce", run, "")
+    return tuple(done)
+
+
+def _runs(keyed: Iterable[tuple[str, object]]) -> list[Axes]:
+    """Neighbours with an equal key, together."""
+    runs: list[tuple[object, list[str]]] = []
+    for axis, key in keyed:
+        if runs and runs[-1][0] == key:
+            runs[-1][1].append(axis)
+        else:
+            runs.append((key, [axis]))
+    return [tuple(axes) for _, axes in runs]

@@ -28,6 +28,7 @@ from distplan.costmodel.stage_costs import (
     worst_stage,
 )
 from distplan.costmodel.stages import Run, Split, split
+from distplan.costmodel.state import gathers
 from distplan.costmodel.strategy import Floats, Strategies
 from distplan.costmodel.tables import Engine, distinct
 from distplan.hardware.collectives import price
@@ -35,7 +36,8 @@ from distplan.hardware.groups import group_span
 from distplan.hardware.rates import memory_seconds, pcie_seconds
 
 TIME_PARTS = (
-    "matrix products", "attention", "memory-bound", "recompute", "exposed tp", "exposed cp", "exposed dp", "bubble",
+    "matrix products", "attention", "memory-bound", "recompute", "exposed tp", "exposed cp", "exposed ep", "exposed dp",
+    "bubble",
     "optimizer",
 )
 
@@ -81,8 +83,8 @@ def group_costs(
     m = global_batch / (dp * rows.degree("micro_batch"))
     states = [
         state_bytes(
-            _with_tied(run.content, eng, pp), state.tables["used"], state.tables["stored"], state.zero, eng.workload,
-            eng.runtime,
+            _with_tied(run.content, eng, pp), state.tables["used"], state.tables["produced"], state.tables["stored"],
+            state.zero, eng.workload, eng.runtime,
         )
         for run in cut.stages
     ]
@@ -220,15 +222,16 @@ def _segment_seconds(
     if not (zero >= 2.0).any():
         nothing = np.zeros_like(forward)
         return forward, backward, recompute, (nothing, nothing)
-    gather = np.where(zero == 3.0, state.tables["gather"][:-1, sid], 0.0)
+    gather = state.tables["gather"][:-1, sid]
+    in_forward, in_backward = gathers(zero, eng.runtime.state, len(gather))
     timing = eng.runtime.grad_reduce_pipeline if pp > 1 else eng.runtime.grad_reduce_sharded
     reduce = np.where(zero >= 2.0, state.tables["reduce"][:-1, sid], 0.0)
     if timing != "micro_batch":
         reduce = np.zeros_like(reduce)
     hidden_f = forward if eng.runtime.overlap["dp_param"] else np.zeros_like(forward)
     hidden_b = backward if eng.runtime.overlap["dp_grad"] else np.zeros_like(backward)
-    exposed_f = np.maximum(0.0, gather - hidden_f)
-    exposed_b = np.maximum(0.0, (gather + reduce) - hidden_b)
+    exposed_f = np.maximum(0.0, gather * in_forward - hidden_f)
+    exposed_b = np.maximum(0.0, (gather * in_backward + reduce) - hidden_b)
     return forward + exposed_f, backward + exposed_b, recompute, (exposed_f, exposed_b)
 
 
@@ -255,7 +258,7 @@ def _critical_parts(
         ]
         again = share * run_sum(run.content, local.chosen["recompute"][:, lid])
         dp = run_sum(run.content, exposed[0]) + run_sum(run.content, exposed[1])
-        parts = [both[0], both[1], both[2], again, both[3], both[4], dp]
+        parts = [*both[:3], again, *both[3:], dp]
         if number == 0:
             chosen = parts
             continue
@@ -293,7 +296,7 @@ def _step_end(
         if timing == "micro_batch":
             replicate = run_sum(content, state.tables["replicate"])[state.index]
             reduce = np.where(each, replicate, reduce)
-        gather = np.where(zero == 3.0, 0.0, gather)
+        gather = np.where(gathers(zero, eng.runtime.state, 2)[0][0] > 0.0, 0.0, gather)
         parts = max(1, sum(content))
         hidden_b = (stage_b[number][index] if overlap["dp_grad"] else 0.0) * 1.0
         hidden_f = (stage_f[number][index] if overlap["dp_param"] else 0.0) * 1.0

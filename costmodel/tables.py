@@ -28,7 +28,7 @@ from distplan.hardware.cluster import Cluster
 from distplan.hardware.rates import Rates, rates_for
 
 Ints = NDArray[np.int64]
-LOCAL_KEY = ("tp", "cp", "micro_batch", "dp_replicate", "dp_shard", "pp")
+LOCAL_KEY = ("tp", "cp", "micro_batch", "ep", "etp", "dp_replicate", "dp_shard", "pp")
 
 
 def distinct(*columns: NDArray[np.generic]) -> tuple[Ints, Ints]:
@@ -159,7 +159,7 @@ class Engine:
         key = (sp, "sharded" if zero != "0" else "whole")
         if key not in self.state:
             programs = self.program(self.structure(sp, "all_gather", "none"))
-            lowered = lower_state(programs, zero != "0", self.workload)
+            lowered = lower_state(programs, zero != "0", self.workload, self.runtime.state)
 
             def compute(columns: Mapping[str, Floats]) -> Mapping[str, Floats]:
                 return _state_arrays(state_costs(lowered, *self.symbols(columns, False), self.cluster))
@@ -195,6 +195,7 @@ def _local_arrays(costs: LocalCosts) -> Mapping[str, Floats]:
 def _state_arrays(costs: StateCosts) -> Mapping[str, Floats]:
     return {
         "used": costs.used_elements,
+        "produced": costs.produced_elements,
         "stored": costs.stored_elements,
         "reduce": costs.reduce_seconds,
         "replicate": costs.replicate_seconds,

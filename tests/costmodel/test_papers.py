@@ -12,7 +12,7 @@ from distplan.costmodel.graph import parameters
 from distplan.costmodel.model import Attention, LayerKind, Mlp, Model, Precision, Workload
 from distplan.costmodel.runtime import Runtime, load_runtime
 from distplan.costmodel.strategy import Strategies, Strategy
-from distplan.costmodel.tables import engine
+from distplan.costmodel.tables import LOCAL_KEY, engine
 from distplan.hardware.cluster import load_cluster
 
 PAPER = Precision(
@@ -54,8 +54,7 @@ def priced(model: Model, workload: Workload, strategy: Strategy, runtime: Runtim
 def saved_per_layer(strategy: Strategy, workload: Workload, runtime: Runtime = MEGATRON, model: Model = GPT3) -> float:
     """Bytes that one layer keeps per micro-batch."""
     eng = engine(model, workload, CLUSTER, runtime)
-    names = ("tp", "cp", "micro_batch", "dp_replicate", "dp_shard", "pp")
-    columns = {name: np.array([float(getattr(strategy, name))]) for name in names}
+    columns = {name: np.array([float(getattr(strategy, name))]) for name in LOCAL_KEY}
     columns["gpus"] = np.array([float(strategy.gpus)])
     store = eng.local_store(str(strategy.sp).lower(), strategy.cp_kind, strategy.recompute)
     return float(store.arrays["saved"][1, store.find(columns)[0]]) if store.find(columns).size else 0.0
