@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from distplan.costmodel.paddle_attr import DistTensor
+from distplan.costmodel.paddle_attr import DistTensor, RuleRefusedError
 
 Attributes = Mapping[str, object]
 
@@ -55,10 +55,24 @@ def _axis_size(tensors: Sequence[DistTensor], attributes: Attributes) -> int:
 def _axis_of_index(tensors: Sequence[DistTensor], attributes: Attributes) -> list[int]:
     """The dim `axis` of the second input, if it has one."""
     axis = attributes["axis"]
-    return [axis] if isinstance(axis, int) and axis < tensors[1].ndim else []
+    if not isinstance(axis, int) or axis < 0:
+        raise RuleRefusedError(f"axis = {axis}: a number from 0 is needed")
+    return [axis] if axis < tensors[1].ndim else []
+
+
+def _vectors(count: int, at: int) -> Callable[[Sequence[DistTensor], Attributes], object]:
+    """Whether `count` of the two factors are vectors, the one at `at` among them."""
+
+    def stated(tensors: Sequence[DistTensor], attributes: Attributes) -> object:
+        return tensors[at].ndim == 1 and sum(t.ndim == 1 for t in tensors[:2]) == count
+
+    return stated
 
 
 _FUNCTIONS: Mapping[str, Callable[[Sequence[DistTensor], Attributes], object]] = {
+    "x_vector": _vectors(1, 0),
+    "y_vector": _vectors(1, 1),
+    "both_vectors": _vectors(2, 0),
     "repeated": _repeated,
     "extra_tiled": _extra_tiled,
     "expanded": _expanded,

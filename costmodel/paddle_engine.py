@@ -111,7 +111,6 @@ def _merge(
     spec: Spec, mesh: Sequence[int], tensors: Sequence[DistTensor], notation: Sequence[Letters]
 ) -> dict[str, Axes]:
     operands = []
-    shapes = []
     sizes: dict[str, int] = {}
     name = spec.get("merge", "single")
     for index in spec.get("from", range(len(tensors))):
@@ -119,14 +118,13 @@ def _merge(
         if tensor.shape is None:
             continue
         operands.append((spelt, masked(spelt, tensor.attr.dims_mapping)))
-        shapes.append(tensor.shape)
         for letter, size in zip(spelt, tensor.shape, strict=True):
             known = sizes.setdefault(letter, size)
             if name in ("matmul", "divisible", "follow") and 1 not in (known, size) and known != size and letter != DROPPED:
                 raise RuleRefusedError(f"dim {letter} has size {known} in one operand and {size} in another")
             sizes[letter] = max(known, size)
     if name == "matmul":
-        return paddle_merge.matmul(operands, shapes, sizes, mesh)
+        return paddle_merge.matmul(operands, sizes, mesh)
     if name in ("divisible", "follow"):
         return (paddle_merge.follow if name == "follow" else paddle_merge.divisible)(operands, sizes, mesh)
     if name in ("copy", "copy_single"):

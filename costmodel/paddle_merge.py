@@ -4,7 +4,7 @@
             letter that met it first.
 `divisible` unary operators and every contraction in reverse: co-shards, the widest first, and drops
             the minor axes until the size divides.
-`follow`    softmax_grad: the operand with the most shards leads, the other adds what is free.
+`follow`    softmax_grad and batch dims: the operand with the most shards leads, the other adds.
 `matmul`    as `divisible`, but the free dims m and n keep what does not divide, and an axis goes to
             a batch dim before the larger of m and n before k.
 """
@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from distplan.costmodel.merge import (
     MergeConflictError,
@@ -72,50 +72,58 @@ def divisible(operands: Sequence[Operand], sizes: Mapping[str, int], mesh: Seque
     return merge([(tuple(merged), tuple(merged.values()))], choose=largest)
 
 
+def _leader(operands: Sequence[Operand], mesh: Sequence[int]) -> int:
+    """The operand with more co-sharded dims, else more shards, else more dims."""
+    leader, most = 0, (-1, -1, -1)
+    for index, (_, mapping) in enumerate(operands):
+        co_sharded = sum(len(axes) > 1 for axes in mapping)
+        shards = math.prod(mesh[axis] for axis in {axis for axes in mapping for axis in axes})
+        more_dims = shards == most[1] and len(mapping) > most[2]
+        if co_sharded > most[0] or shards > most[1] or more_dims:
+            leader, most = index, (co_sharded, shards, len(mapping))
+    return leader
+
+
 def follow(operands: Sequence[Operand], sizes: Mapping[str, int], mesh: Sequence[int]) -> Merged:
-    """The operand with the most shards, then the axes that the other adds to a dim; as far as sizes divide."""
+    """The leading operand's sharding, and the axes that the other adds to its dims; as far as sizes divide.
 
-    def shards(operand: Operand) -> tuple[bool, int]:
-        co_sharded = sum(len(axes) > 1 for axes in operand[1])
-        return co_sharded > 0, math.prod(mesh[axis] for axes in operand[1] for axis in axes)
-
-    ranked = sorted(operands, key=shards, reverse=True)
-    first, *others = ranked
-    merged = dict(zip(*first, strict=True))
+    Refuses a leader of fewer dims than the other operand.
+    """
+    leader = _leader(operands, mesh)
+    merged = dict(zip(*operands[leader], strict=True))
     used = {axis for axes in merged.values() for axis in axes}
-    for letters, mapping in others:
-        for letter, axes in zip(letters, mapping, strict=True):
-            fresh = tuple(axis for axis in axes if axis not in used)
+    for index, (letters, mapping) in enumerate(operands):
+        if index == leader:
+            continue
+        if len(letters) > len(merged):
+            raise RuleRefusedError("the operand with the most shards has fewer batch dims than the other")
+        added = dict(zip(letters, mapping, strict=True))
+        for letter in merged:
+            fresh = tuple(axis for axis in added.get(letter, ()) if axis not in used)
             kept = divide(merged[letter] + fresh, sizes[letter], mesh)
-            used = (used | set(fresh)) - (set(merged[letter] + fresh) - set(kept))
+            used = (used | set(merged[letter] + fresh)) - set((merged[letter] + fresh)[len(kept) :])
             merged[letter] = kept
     return merged
 
 
-def _owners(operands: Sequence[Operand], shapes: Sequence[Sequence[int]], mesh: Sequence[int]) -> dict[int, str]:
-    """Batch letter that an axis serves: the first met, where its own tensor's size divides (or is 1)."""
-    owners: dict[int, str] = {}
-    for (letters, mapping), shape in zip(operands, shapes, strict=True):
-        for letter, axes, size in zip(letters, mapping, shape, strict=True):
-            if letter not in ("m", "n", "k"):
-                for axis in axes if size == 1 else divide(axes, size, mesh):
-                    owners.setdefault(axis, letter)
-    return owners
+def _only(operands: Sequence[Operand], wanted: Callable[[str], bool]) -> list[Operand]:
+    chosen = []
+    for letters, mapping in operands:
+        kept = [(x, axes) for x, axes in zip(letters, mapping, strict=True) if wanted(x)]
+        chosen.append((tuple(x for x, _ in kept), tuple(axes for _, axes in kept)))
+    return chosen
 
 
-def matmul(
-    operands: Sequence[Operand], shapes: Sequence[Sequence[int]], sizes: Mapping[str, int], mesh: Sequence[int]
-) -> Merged:
-    """Batch dims, then the larger of m and n, then k. m and n keep what does not divide."""
-    merged = _merged_letters(operands, mesh)
-    owners = _owners(operands, shapes, mesh)
-    free = sorted(("m", "n"), key=lambda letter: (-sizes.get(letter, 0), letter))
-    taken: set[int] = set()
-    for letter in [*(x for x in merged if x not in ("m", "n", "k")), *free, "k"]:
-        if letter not in merged:
-            continue
-        batch = letter not in ("m", "n", "k")
-        axes = tuple(a for a in merged[letter] if a not in taken and (not batch or owners.get(a) == letter))
-        merged[letter] = axes if letter in free else divide(axes, sizes[letter], mesh)
+def matmul(operands: Sequence[Operand], sizes: Mapping[str, int], mesh: Sequence[int]) -> Merged:
+    """Batch dims follow one operand; what they leave goes to the larger of m and n, then to k.
+
+    m and n keep what does not divide.
+    """
+    merged = follow(_only(operands, lambda letter: letter not in "mnk"), sizes, mesh)
+    taken = {axis for axes in merged.values() for axis in axes}
+    own = _merged_letters(_only(operands, lambda letter: letter in "mnk"), mesh)
+    for letter in [*sorted(set(own) - {"k"}, key=lambda x: (-sizes[x], x)), "k"]:
+        left = tuple(axis for axis in own[letter] if axis not in taken)
+        merged[letter] = left if letter != "k" else divide(left, sizes[letter], mesh)
         taken |= set(merged[letter])
     return merged

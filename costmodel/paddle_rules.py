@@ -29,6 +29,7 @@ from typing import Any
 import yaml
 
 from distplan.costmodel.paddle_align import FUNCTIONS as ALIGN_FUNCTIONS
+from distplan.costmodel.paddle_attention import FUNCTIONS as ATTENTION_FUNCTIONS
 from distplan.costmodel.paddle_attr import Argument, Inference
 from distplan.costmodel.paddle_engine import Spec, forward, reverse, seen
 from distplan.costmodel.paddle_notation import Attributes
@@ -37,7 +38,7 @@ from distplan.costmodel.paddle_shapes import FUNCTIONS as SHAPE_FUNCTIONS
 from distplan.costmodel.paddle_special import FUNCTIONS as SPECIAL_FUNCTIONS
 from distplan.hardware.errors import UnknownNameError
 
-FUNCTIONS = {**ALIGN_FUNCTIONS, **PRODUCT_FUNCTIONS, **SHAPE_FUNCTIONS, **SPECIAL_FUNCTIONS}
+FUNCTIONS = {**ALIGN_FUNCTIONS, **ATTENTION_FUNCTIONS, **PRODUCT_FUNCTIONS, **SHAPE_FUNCTIONS, **SPECIAL_FUNCTIONS}
 
 
 @lru_cache(maxsize=1)
@@ -56,7 +57,7 @@ def spec_of(rule: str, direction: str) -> Spec:
         raise UnknownNameError(f"{direction} SPMD rule", rule, sorted({*rules, *_document()["same_as"]}))
     spec: Spec = rules[name][direction]
     if direction == "reverse":
-        spec = {**{key: rules[name]["forward"][key] for key in ("in", "out", "keep", "swap", "ones_whole") if key in rules[name]["forward"]}, **spec}
+        spec = {**{key: rules[name]["forward"][key] for key in ("in", "out", "keep", "swap", "ones_whole", "broadcast") if key in rules[name]["forward"]}, **spec}
     return spec
 
 
