@@ -191,7 +191,8 @@ def _model(row: Row, framework: Mapping[str, Any], filled: list[str]) -> Model:
 def _with_pattern(facts: dict[str, Any], family: Mapping[str, Any], layers: int, ffn: int) -> dict[str, Any]:
     """The facts with the layer kinds of a family that mixes them."""
     dense = min(int(family.get("dense_first", 0)), layers)
-    moe = {key: facts.pop(key) for key in ("experts", "top_k", "expert_ffn", "shared_ffn", "router_groups", "top_groups") if key in facts}
+    words = ("experts", "top_k", "expert_ffn", "shared_ffn", "router_groups", "top_groups")
+    moe = {key: facts.pop(key) for key in words if key in facts}
     if dense and ffn:
         return facts | {
             "kinds": {"dense": {"ffn": ffn}, "moe": moe}, "pattern": [f"dense*{dense}", f"moe*{layers - dense}"],

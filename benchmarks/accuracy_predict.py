@@ -81,7 +81,7 @@ def _batches(cases: Sequence[Case]) -> Iterator[list[Case]]:
     for case in cases:
         engine = (id(case.model), id(case.cluster), id(case.runtime), replace(case.workload, global_batch=1))
         groups.setdefault((engine, case.workload.global_batch), []).append(case)
-    yield from (groups[key] for key in sorted(groups, key=lambda key: repr(key)))
+    yield from (groups[key] for key in sorted(groups, key=repr))
 
 
 def _predict_alike(cases: list[Case]) -> list[Prediction]:

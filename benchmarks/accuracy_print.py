@@ -44,7 +44,9 @@ def text(selection: Selection, predicted: Predicted, apart: dict[str, Predicted]
     everything = predicted.predictions
     lines = [*_rows(selection, predicted)]
     for title, chosen in (("all due rows", everything), ("fully stated rows", fully_stated(everything))):
-        lines += ["", f"== {title}", *_time(chosen), *_memory(chosen), *_oom(chosen), *_choosing(chosen), *_bands(chosen)]
+        lines += ["", f"== {title}"]
+        for section in (_time, _memory, _oom, _choosing, _bands):
+            lines += section(chosen)
     lines += ["", "== rows apart", *_apart(apart), "", "== the twenty worst step times", *_worst(everything)]
     return "\n".join(lines)
 
