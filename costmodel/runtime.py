@@ -52,6 +52,28 @@ _TIMING = ("micro_batch", "last_micro_batch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateRules:
+    """How a framework stores, gathers and reduces weights, gradients and optimizer state."""
+
+    pads_rows: bool
+    """every sharded weight is padded to whole rows per rank (FSDP2); else flat buffers are cut anywhere"""
+    root_unit: bool
+    """embedding and head of one stage are gathered and reduced together (FSDP's root)"""
+    root_resharded: bool
+    """zero 3 gathers embedding and head again in backward"""
+    zero2_parameters: str
+    """whole (updated by an all-gather after the step) | sharded (gathered in forward, kept until backward's end)"""
+    tp_gradients: str
+    """gradients that are Partial on tp (norms under SP) are reduced coalesced, or per_weight"""
+    tp_gradient_dtype: str
+    """gradient | compute: the dtype of that reduction"""
+    tp_gradient_times: int
+    """1, or as often as the optimizer reads the gradient (DTensor's for-loop AdamW without FSDP: 3)"""
+    whole_gradients: str
+    """a gradient that is whole where its weight is sharded on tp is kept sliced | as_produced (DTensor without FSDP)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
     """Facts of one framework. `rules` and `legal` bound the space; the rest shapes the Program."""
 
@@ -67,8 +89,12 @@ class Runtime:
     """axes, outermost first"""
     sp_saves: str
     """shard (Megatron: the shard is saved and gathered again in backward) | gathered (torch)"""
-    merged_input_gradients: bool
-    """q, k, v (gate, up) input gradients are summed before one collective (Megatron, Paddle; not torch)"""
+    merged_input_gradients: str
+    """q, k, v (gate, up) input gradients are summed before one collective: always (Megatron, Paddle), never, or
+    gathered (DTensor: only where one gather of the input feeds them all, which is under SP)"""
+    embedding_gradient: str
+    """the vocabulary-parallel table's gradient is sharded as the table, or whole on every tp rank (DTensor)"""
+    state: StateRules
     grad_reduce: str
     """micro_batch | last_micro_batch: when a gradient that is not stored sharded is reduced"""
     grad_reduce_sharded: str
@@ -131,7 +157,9 @@ def _read(doc: Document) -> Runtime:
         rules=_rules(take(doc, "rules", Document)),
         mesh_order=_mesh_order(doc),
         sp_saves=take(doc, "sp_saves", str, choices=("shard", "gathered")),
-        merged_input_gradients=take(doc, "merged_input_gradients", bool),
+        merged_input_gradients=take(doc, "merged_input_gradients", str, choices=("always", "gathered", "never")),
+        embedding_gradient=take(doc, "embedding_gradient", str, choices=("sharded", "whole")),
+        state=_state(take(doc, "state", Document)),
         grad_reduce=take(doc, "grad_reduce", str, choices=_TIMING),
         grad_reduce_sharded=take(doc, "grad_reduce_sharded", str, choices=_TIMING),
         grad_reduce_pipeline=take(doc, "grad_reduce_pipeline", str, choices=_TIMING),
@@ -147,6 +175,20 @@ def _read(doc: Document) -> Runtime:
         context_bytes=take(doc, "context_bytes", _bytes, minimum=0.0),
         fragmentation=take(doc, "fragmentation", float, minimum=0.0, maximum=1.0),
         provenance=_provenance(take(doc, "provenance", Document)),
+    )
+
+
+def _state(doc: Document) -> StateRules:
+    no_other_keys(doc, [f.name for f in fields(StateRules)])
+    return StateRules(
+        pads_rows=take(doc, "pads_rows", bool),
+        root_unit=take(doc, "root_unit", bool),
+        root_resharded=take(doc, "root_resharded", bool),
+        zero2_parameters=take(doc, "zero2_parameters", str, choices=("whole", "sharded")),
+        tp_gradients=take(doc, "tp_gradients", str, choices=("coalesced", "per_weight")),
+        tp_gradient_dtype=take(doc, "tp_gradient_dtype", str, choices=("gradient", "compute")),
+        tp_gradient_times=take(doc, "tp_gradient_times", int, minimum=1),
+        whole_gradients=take(doc, "whole_gradients", str, choices=("sliced", "as_produced")),
     )
 
 

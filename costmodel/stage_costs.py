@@ -63,10 +63,30 @@ class StateBytes:
     gradient_elements: Floats
 
 
+def gathered_bytes(content: Sequence[int], used: Floats, zero: Floats, workload: Workload, runtime: Runtime) -> Floats:
+    """Parameters that are whole for a while beside what is stored of them.
+
+    ZeRO 3 holds the layer in use and the one fetched ahead, and embedding and head from forward to backward
+    where they are not resharded; ZeRO 2 of sharded parameters holds all. Parameters that are not kept in
+    the compute dtype are cast when gathered, and where nothing is gathered the cast copy is held whole.
+    """
+    compute = DTYPE_BYTES[workload.precision.compute]
+    rules = runtime.state
+    layers, largest = layers_only(content), run_max(content, used)
+    root, whole = run_sum((content[0], *(0,) * (len(content) - 2), content[-1]), used), run_sum(content, used)
+    if not rules.root_resharded:
+        largest = np.where(root > 0.0, 0.5 * root + run_max(layers, used), largest)
+    held = whole if workload.precision.parameters != workload.precision.compute else np.zeros_like(whole)
+    if rules.zero2_parameters == "sharded":
+        held = np.where(zero == 2.0, whole, held)
+    return np.where(zero == 3.0, largest * 2.0, held) * compute
+
+
 def state_bytes(
-    content: Sequence[int], used: Floats, stored: Floats, zero: Floats, workload: Workload, runtime: Runtime
+    content: Sequence[int], used: Floats, produced: Floats, stored: Floats, zero: Floats, workload: Workload,
+    runtime: Runtime,
 ) -> StateBytes:
-    """`used` and `stored` are elements [segment, row]; the last segment is the tied copy of the embedding.
+    """Elements are [segment, row]; the last segment is the tied copy of the embedding.
 
     ZeRO 1 stores the optimizer state sharded, 2 the gradients too, 3 the parameters too (Rajbhandari et
     al. 2020, section 5). A step with gradients of two bytes makes an fp32 copy of its own shard of them.
@@ -79,16 +99,15 @@ def state_bytes(
     whole, shard = run_sum(content, used), run_sum(content, stored)
     states = shard * (master + moments)
     on_host = 1.0 if workload.offload_optimizer else 0.0
-    largest = run_max(content, used)
-    gathered = np.where(zero == 3.0, largest * (2.0 * DTYPE_BYTES[recipe.compute]), 0.0)
-    bucket = largest * gradient
+    gathered = gathered_bytes(content, used, zero, workload, runtime)
+    bucket = run_max(content, used) * gradient
     if runtime.grad_bucket_bytes:
         bucket = np.minimum(whole * gradient, runtime.grad_bucket_bytes)
     bucket = np.where(zero >= 2.0, bucket, 0.0)
     copies = 4.0 if recipe.master and gradient < 4.0 else 0.0
     return StateBytes(
-        parameters=np.where(zero == 3.0, shard, whole) * parameter,
-        gradients=np.where(zero >= 2.0, shard, whole) * gradient,
+        parameters=np.where(zero >= (2.0 if runtime.state.zero2_parameters == "sharded" else 3.0), shard, whole) * parameter,
+        gradients=np.where(zero >= 2.0, shard, run_sum(content, produced)) * gradient,
         optimizer=states * (1.0 - on_host), gathered=gathered, buckets=bucket, step_temporary=shard * copies,
         host=states * on_host, optimizer_traffic=shard * (gradient + 2.0 * (master + moments) + parameter),
         gradient_elements=shard,

@@ -6,17 +6,19 @@ of the three is stored; the collectives are the transitions between those placem
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from distplan.costmodel.layout import Axes
+from distplan.costmodel.graph import Segment, Weight
+from distplan.costmodel.layout import TP, Axes, Dims, Layout
 from distplan.costmodel.local_costs import evaluate_terms, span
 from distplan.costmodel.model import DTYPE_BYTES, Workload
 from distplan.costmodel.program import SegmentProgram
-from distplan.costmodel.sizes import SizeTable, layout_size
-from distplan.costmodel.state_path import state_path
+from distplan.costmodel.runtime import StateRules
+from distplan.costmodel.sizes import PaddedSize, Size, SizeTable, layout_size, size_of
+from distplan.costmodel.state_path import StatePath, state_path
 from distplan.costmodel.strategy import Floats
 from distplan.hardware.cluster import Cluster
 from distplan.hardware.collectives import price
@@ -34,15 +36,18 @@ class Movement:
     kind: str
     axes: Axes
     terms: Terms
-    """bytes given to the collective"""
+    """bytes given to the collective, all calls together"""
+    calls: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoweredState:
-    """`used` and `stored` are elements per segment where weights are used, and where ZeRO stores them."""
+    """`used` and `stored` are elements per segment where weights are used, and where ZeRO stores them;
+    `produced` are the gradients' elements where they are not sharded."""
 
     sizes: SizeTable
     used: tuple[Terms, ...]
+    produced: tuple[Terms, ...]
     stored: tuple[Terms, ...]
     movements: tuple[Movement, ...]
 
@@ -60,6 +65,7 @@ class StateCosts:
     """Arrays [segment, row]; seconds are of one occurrence of each movement."""
 
     used_elements: Floats
+    produced_elements: Floats
     stored_elements: Floats
     reduce_seconds: Floats
     """Partial to where the gradient is stored or updated, within the sharding group and on tp"""
@@ -69,44 +75,108 @@ class StateCosts:
     movements: tuple[MovementCost, ...]
 
 
-def lower_state(programs: Sequence[SegmentProgram], sharded: bool, workload: Workload) -> LoweredState:
+def lower_state(
+    programs: Sequence[SegmentProgram], sharded: bool, workload: Workload, rules: StateRules
+) -> LoweredState:
     """Lower the weights of all segments. `sharded`: the optimizer state is (ZeRO 1 and above).
 
     A tied weight comes last, as a segment of its own: with one stage it is the embedding's.
     """
     table = SizeTable()
-    used, stored, movements = [], [], []
+    used, produced, stored, movements = [], [], [], []
     parts = [(program, False) for program in programs] + [(programs[-1], True)]
     for index, (program, tied) in enumerate(parts):
         moved: dict[tuple[str, str, Axes], dict[int, float]] = {}
+        calls: dict[tuple[str, str, Axes], int] = {}
         uses: dict[int, float] = {}
+        produces: dict[int, float] = {}
         stores: dict[int, float] = {}
         for weight in program.segment.weights:
             if (weight.name in program.segment.shares) != tied:
                 continue
             path = state_path(program, weight, sharded)
             sizes = program.segment.sizes
+            made = path.gradient if rules.whole_gradients == "as_produced" else path.used
             _count(uses, table.number(layout_size(path.used, sizes)), 1.0)
-            _count(stores, table.number(layout_size(path.stored, sizes)), 1.0)
-            for source, steps, role, dtype in (
-                (path.gradient, path.reduce, "gradient", workload.precision.gradients),
-                (path.stored, path.gather, "parameter", workload.precision.compute),
-            ):
-                now = source
-                for step in steps:
-                    if step.kind == "slice":
-                        now = step.result
-                        continue
-                    number = table.number(layout_size(now, sizes))
-                    _count(moved.setdefault((role, step.kind, step.axes), {}), number, DTYPE_BYTES[dtype])
-                    now = step.result
+            _count(produces, table.number(layout_size(made, sizes)), 1.0)
+            _count(stores, table.number(_size(path.stored, path, weight, program, rules)), 1.0)
+            for key, size, dtype in _steps(path, weight, program, rules, workload):
+                on_tp = set(key[2]) <= set(TP)
+                times = rules.tp_gradient_times if on_tp else 1
+                _count(moved.setdefault(key, {}), table.number(size), times * DTYPE_BYTES[dtype])
+                per_weight = on_tp and rules.tp_gradients == "per_weight"
+                calls[key] = calls.get(key, 0) + times if per_weight else times
         used.append(tuple(uses.items()))
+        produced.append(tuple(produces.items()))
         stored.append(tuple(stores.items()))
         movements += [
-            Movement(segment=index, role=role, kind=kind, axes=axes, terms=tuple(terms.items()))
-            for (role, kind, axes), terms in moved.items()
+            Movement(segment=index, role=key[0], kind=key[1], axes=key[2], terms=tuple(t.items()), calls=calls[key])
+            for key, t in moved.items()
         ]
-    return LoweredState(sizes=table, used=tuple(used), stored=tuple(stored), movements=tuple(movements))
+    return LoweredState(
+        sizes=table, used=tuple(used), produced=tuple(produced), stored=tuple(stored), movements=tuple(movements)
+    )
+
+
+def _steps(
+    path: StatePath, weight: Weight, program: SegmentProgram, rules: StateRules, workload: Workload
+) -> Iterator[tuple[tuple[str, str, Axes], Size | PaddedSize, str]]:
+    """((role, kind, axes), elements given, dtype) of every collective of a weight."""
+    for source, steps, role in ((path.gradient, path.reduce, "gradient"), (path.stored, path.gather, "parameter")):
+        now = source
+        for step in steps:
+            if step.kind != "slice":
+                on_tp = set(step.axes) <= set(TP)
+                size = layout_size(now, program.segment.sizes) if on_tp else _size(now, path, weight, program, rules)
+                yield (role, step.kind, step.axes), size, movement_dtype(role, step.axes, rules, workload)
+            now = step.result
+
+
+def movement_dtype(role: str, axes: Axes, rules: StateRules, workload: Workload) -> str:
+    """Parameters are gathered in the compute dtype, gradients reduced in their own (on tp: as the runtime says)."""
+    if role == "parameter" or (set(axes) <= set(TP) and rules.tp_gradient_dtype == "compute"):
+        return workload.precision.compute
+    return workload.precision.gradients
+
+
+def _size(
+    layout: Layout, path: StatePath, weight: Weight, program: SegmentProgram, rules: StateRules
+) -> Size | PaddedSize:
+    """Elements of a weight in `layout`, whose rows are padded where the runtime shards by whole rows."""
+    shards = tuple(a for a in path.stored.sharded if a not in path.used.sharded)
+    sizes = program.segment.sizes
+    if not shards or not rules.pads_rows:
+        return layout_size(layout, sizes)
+    dims = list(zip(layout.dims, path.used.shards, strict=True))
+    rows = row_dims(program.segment, weight)
+    return PaddedSize(
+        rows=size_of([pair for pair in dims if pair[0] in rows], sizes), axes=shards,
+        rest=size_of([pair for pair in dims if pair[0] not in rows], sizes),
+        times=tuple(a for a in shards if a not in layout.sharded),
+    )
+
+
+def row_dims(segment: Segment, weight: Weight) -> Dims:
+    """The dims that are the first dim of the tensor as torch.nn stores it: a linear's outputs, all of a vector."""
+    reader = next(op for op in segment.operators if weight.name in op.inputs)
+    if reader.kind == "einsum":
+        outputs = tuple(dim for dim in weight.dims if dim in reader.result)
+        return outputs or weight.dims[:1]
+    return weight.dims if reader.kind in ("norm", "bias", "mul") else weight.dims[:1]
+
+
+def gathers(zero: Floats, rules: StateRules, segments: int) -> tuple[Floats, Floats]:
+    """How often a micro-batch's forward and its backward gather a segment's parameters: [segment, row], 0 or 1.
+
+    Where both are 0 a sharded parameter is gathered once a step.
+    """
+    sharded = zero == 3.0
+    if rules.zero2_parameters == "sharded":
+        sharded = zero >= 2.0
+    again = np.ones((segments, 1))
+    if not rules.root_resharded:
+        again[[0, -1]] = 0.0
+    return np.ones((segments, 1)) * sharded, again * (zero == 3.0)
 
 
 def _count(into: dict[int, float], number: int, factor: float) -> None:
@@ -126,16 +196,21 @@ def state_costs(
         if movement.axes not in spans:
             spans[movement.axes] = span(movement.axes, symbols, strides, cluster)
         payload = evaluate_terms(movement.terms, table)
-        cost = price(movement.kind, payload, spans[movement.axes], cluster)  # type: ignore[arg-type]
+        calls = float(movement.calls)
+        cost = price(movement.kind, payload / calls, spans[movement.axes], cluster)  # type: ignore[arg-type]
         name = "gather" if movement.role == "parameter" else "reduce"
         if movement.kind == "all_reduce" and movement.axes == ("dp_replicate",):
             name = "replicate"
-        seconds[name][movement.segment] += cost.seconds
+        taken = calls * cost.seconds
+        seconds[name][movement.segment] += taken
         costs.append(
-            MovementCost(movement=movement, payload_bytes=payload, wire_bytes=cost.wire_bytes, seconds=cost.seconds)
+            MovementCost(
+                movement=movement, payload_bytes=payload, wire_bytes=calls * cost.wire_bytes, seconds=taken
+            )
         )
     return StateCosts(
         used_elements=np.array([evaluate_terms(terms, table) for terms in lowered.used]),
+        produced_elements=np.array([evaluate_terms(terms, table) for terms in lowered.produced]),
         stored_elements=np.array([evaluate_terms(terms, table) for terms in lowered.stored]),
         reduce_seconds=seconds["reduce"], replicate_seconds=seconds["replicate"], gather_seconds=seconds["gather"],
         movements=tuple(costs),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distplan.costmodel.graph import Weight
-from distplan.costmodel.layout import Layout
+from distplan.costmodel.layout import TP, Layout
 from distplan.costmodel.program import SegmentProgram, stored_layout, weight_layout
 from distplan.costmodel.spmd import Transition, reshard
 
@@ -38,6 +38,13 @@ class StatePath:
         return tuple(step for step in self.reduce if _replicates(step))
 
 
+def _reduce(gradient: Layout, used: Layout, stored: Layout) -> Steps:
+    """On tp first, where the gradient is still whole (finalize_model_grads in Megatron, DTensor in torch)."""
+    on_tp = tuple(a for a in gradient.partial if a in TP and a not in used.sharded)
+    settled = Layout(gradient.dims, gradient.shards, tuple(a for a in gradient.partial if a not in on_tp))
+    return (*reshard(gradient, settled), *reshard(settled, stored))
+
+
 def _replicates(step: Transition) -> bool:
     return step.kind == "all_reduce" and step.axes == ("dp_replicate",)
 
@@ -48,6 +55,6 @@ def state_path(program: SegmentProgram, weight: Weight, sharded: bool) -> StateP
     stored = stored_layout(used) if sharded else used
     gradient = program.values[program.gradients[weight.name]].layout
     return StatePath(
-        gradient=gradient, used=used, stored=stored, reduce=reshard(gradient, stored),
+        gradient=gradient, used=used, stored=stored, reduce=_reduce(gradient, used, stored),
         gather=reshard(stored, used), shard=reshard(used, stored),
     )

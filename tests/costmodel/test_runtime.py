@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from distplan.hardware.errors import DistplanError
 
 OTHERS = [name for name in list_runtimes() if name != "any"]
 PHYSICS = ("mesh_order", "sp_saves", "merged_input_gradients", "overlap", "fused_norm", "loss", "early_stop")
+PHYSICS += tuple(f"state.{f.name}" for f in fields(runtime.StateRules)) + ("embedding_gradient",)
 PHYSICS += ("param_bucket_bytes", "grad_bucket_bytes", "software_factor", "context_bytes", "fragmentation")
 SHIPPED = Path(runtime.__file__).with_name("runtimes")
 
@@ -58,7 +60,7 @@ def test_published_facts() -> None:
     assert load_runtime("megatron").sp_saves == "shard"
     # the project's oracle of torch 2.13: the gathered norm output is kept, 5L+1 all-reduces in backward
     assert load_runtime("torchtitan").sp_saves == "gathered"
-    assert not load_runtime("torchtitan").merged_input_gradients
+    assert load_runtime("torchtitan").merged_input_gradients == "gathered"
     # DeepSpeed issue #823
     assert load_runtime("deepspeed").rules["zero_with_pp"] == "1"
 
