@@ -13,7 +13,7 @@ from distplan.costmodel.lower import PHASES, lower
 from distplan.costmodel.stage_costs import layers_only
 from distplan.costmodel.stages import Run, split
 from distplan.costmodel.state import lower_state, state_costs
-from distplan.costmodel.step_time import TIME_PARTS, GroupCosts
+from distplan.costmodel.step_time import TIME_PARTS, GroupCosts, weight_content
 from distplan.costmodel.strategy import Floats, Strategies, Strategy
 from distplan.costmodel.tables import LOCAL_KEY, Engine
 from distplan.hardware.collectives import price
@@ -69,7 +69,7 @@ def communication(eng: Engine, rows: Strategies, gpus: Floats, costs: GroupCosts
 
 
 def _of_row(eng: Engine, ledger: _Ledger, row: int, strategy: Strategy, gpus: float, costs: GroupCosts) -> None:
-    cut = split(eng.pattern, len(eng.segments), strategy.pp, strategy.vpp)
+    cut = split(eng.pattern, len(eng.segments), strategy.pp, strategy.vpp, eng.model.mtp_layers)
     critical = int(costs.critical[row])
     run = next(r for r in cut.stages if r.first <= critical < r.first + r.count)
     held = sum(layers_only(run.content))
@@ -102,7 +102,7 @@ def _state(
     programs = eng.program(eng.structure(str(strategy.sp).lower(), "all_gather", "none"))
     lowered = lower_state(programs, strategy.zero > 0, eng.workload, eng.runtime.state)
     costs = state_costs(lowered, *eng.symbols(columns, False), eng.cluster)
-    content = (*run.content, run.content[-1] if strategy.pp > 1 else 0)
+    content = weight_content(run.content, strategy.pp)
     timing = eng.runtime.grad_reduce_pipeline if strategy.pp > 1 else eng.runtime.grad_reduce_sharded
     calls = []
     for cost in costs.movements:

@@ -51,9 +51,10 @@ def chunk_layers(layers: int, chunks: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def split(pattern: Sequence[int], num_segments: int, pp: int, vpp: int) -> Split:
+def split(pattern: Sequence[int], num_segments: int, pp: int, vpp: int, mtp_layers: int = 0) -> Split:
     """The default split of layers whose segment numbers are `pattern` (segment 0 is the embedding, the
-    last one the head) into pp stages of vpp chunks."""
+    last one the head) into pp stages of vpp chunks. Multi-token-prediction modules (the segment before the
+    head) stand with the head, which they use once more each (Megatron-LM, multi_token_prediction.py)."""
     sizes = chunk_layers(len(pattern), pp * vpp)
     contents: list[Content] = []
     start = 0
@@ -62,7 +63,10 @@ def split(pattern: Sequence[int], num_segments: int, pp: int, vpp: int) -> Split
         for segment in pattern[start : start + size]:
             counts[segment] += 1
         counts[0] += at == 0
-        counts[-1] += at == len(sizes) - 1
+        if at == len(sizes) - 1:
+            counts[-1] += 1 + mtp_layers
+            if mtp_layers:
+                counts[-2] += mtp_layers
         contents.append(tuple(counts))
         start += size
     stages = [

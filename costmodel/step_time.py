@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from distplan.costmodel.combine import LocalTables, StateTables
 from distplan.costmodel.lower import CATEGORIES
-from distplan.costmodel.pipeline import pipeline_time
+from distplan.costmodel.pipeline import PipelineTime, pipeline_time
 from distplan.costmodel.stage_costs import (
     MEMORY_PARTS,
     StateBytes,
@@ -78,12 +78,12 @@ def group_costs(
     schedule: str, usable: float, global_batch: float,
 ) -> GroupCosts:
     """Costs of rows of one (pp, vpp, schedule)."""
-    cut = split(eng.pattern, len(eng.segments), pp, vpp)
+    cut = split(eng.pattern, len(eng.segments), pp, vpp, eng.model.mtp_layers)
     dp = rows.degree("dp_replicate") * rows.degree("dp_shard")
     m = global_batch / (dp * rows.degree("micro_batch"))
     states = [
         state_bytes(
-            _with_tied(run.content, eng, pp), state.tables["used"], state.tables["produced"], state.tables["stored"],
+            weight_content(run.content, pp), state.tables["used"], state.tables["produced"], state.tables["stored"],
             state.zero, eng.workload, eng.runtime,
         )
         for run in cut.stages
@@ -109,9 +109,11 @@ def group_costs(
     )
 
 
-def _with_tied(content: tuple[int, ...], eng: Engine, pp: int) -> tuple[int, ...]:
-    """The content with the tied copy of the embedding: a second weight only where head and embedding part."""
-    return (*content, content[-1] if pp > 1 else 0)
+def weight_content(content: tuple[int, ...], pp: int) -> tuple[int, ...]:
+    """The content as weights: the head once however often it is used, and the tied copy of the embedding,
+    a second weight only where head and embedding part."""
+    head = min(content[-1], 1)
+    return (*content[:-1], head, head if pp > 1 else 0)
 
 
 def _rows_of(columns: Any, index: NDArray[np.int64]) -> Any:
@@ -166,29 +168,9 @@ def _timing(
     per_step = np.where(zero >= 2.0, state.index, 0)
     first, index = distinct(local.index, m, layers, per_step, gpus)
     lid, sid = local.index[first], state.index[first]
-    forward, backward, recompute, exposed = _segment_seconds(eng, local, state, lid, sid, pp)
-    p2p = _boundary_seconds(eng, local.chosen["boundary"][lid], gpus[first], pp)
-    shares = [_share(layers[first], run) for run in cut.stages]
-    stage_f = [run_sum(run.content, forward) for run in cut.stages]
-    stage_b = [
-        run_sum(run.content, backward) + share * run_sum(run.content, recompute)
-        for run, share in zip(cut.stages, shares, strict=True)
-    ]
-    if vpp == 1:
-        chunk_f, chunk_b, chunks = stage_f, stage_b, cut.stages
-    else:
-        chunks = cut.chunks
-        chunk_share = [shares[_stage_run(cut, run.first % pp)] for run in chunks]
-        chunk_f = [run_sum(run.content, forward) for run in chunks]
-        chunk_b = [
-            run_sum(run.content, backward) + share * run_sum(run.content, recompute)
-            for run, share in zip(chunks, chunk_share, strict=True)
-        ]
-    overlap = eng.runtime.overlap["pp_interleaved" if vpp > 1 else "pp"]
-    times = pipeline_time(
-        schedule, forward=chunk_f, backward=chunk_b, count=[run.count for run in chunks], p2p=p2p,
-        overlap_p2p=overlap, m=m[first], pp=pp, vpp=vpp,
-    )
+    load = stage_load(eng, local, state, lid, sid, gpus[first], layers[first], cut, pp, vpp)
+    times = load.pipeline_time(schedule, m[first], pp, vpp)
+    shares, stage_f, stage_b, exposed, p2p = load.shares, load.stage_forward, load.stage_backward, load.exposed, load.p2p
     critical, parts = _critical_parts(local, lid, cut, shares, stage_f, stage_b, exposed)
     factor = eng.runtime.software_factor
     busy = [part * m[first] for part in parts]
@@ -202,6 +184,56 @@ def _timing(
         time=np.array(time), recompute_flops=recompute_flops[index], kernel_flops=kernel_flops[index],
         critical=critical[index], p2p=p2p[index],
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLoad:
+    """Seconds per micro-batch of stages, and of chunks for the pipeline, per combination."""
+
+    shares: list[Floats]
+    """part of each stage run's layers that is recomputed"""
+    stage_forward: list[Floats]
+    stage_backward: list[Floats]
+    chunk_forward: list[Floats]
+    chunk_backward: list[Floats]
+    chunk_counts: list[int]
+    exposed: tuple[Floats, Floats]
+    """what of ZeRO's per-micro-batch traffic is left, forward and backward, [segment, combination]"""
+    p2p: Floats
+    overlap_p2p: bool
+
+    def pipeline_time(self, schedule: str, m: Floats, pp: int, vpp: int) -> PipelineTime:
+        return pipeline_time(
+            schedule, forward=self.chunk_forward, backward=self.chunk_backward, count=self.chunk_counts, p2p=self.p2p,
+            overlap_p2p=self.overlap_p2p, m=m, pp=pp, vpp=vpp,
+        )
+
+
+def stage_load(
+    eng: Engine, local: LocalTables, state: StateTables, lid: NDArray[np.int64], sid: NDArray[np.int64], gpus: Floats,
+    layers: Floats, cut: Split, pp: int, vpp: int,
+) -> StageLoad:
+    """What every stage and chunk does with one micro-batch, for combinations of local and state tables."""
+    forward, backward, recompute, exposed = _segment_seconds(eng, local, state, lid, sid, pp)
+    shares = [_share(layers, run) for run in cut.stages]
+    stage_f = [run_sum(run.content, forward) for run in cut.stages]
+    stage_b = [_backward(run, share, backward, recompute) for run, share in zip(cut.stages, shares, strict=True)]
+    if vpp == 1:
+        chunk_f, chunk_b, chunks = stage_f, stage_b, cut.stages
+    else:
+        chunks = cut.chunks
+        chunk_f = [run_sum(run.content, forward) for run in chunks]
+        chunk_b = [_backward(run, shares[_stage_run(cut, run.first % pp)], backward, recompute) for run in chunks]
+    return StageLoad(
+        shares=shares, stage_forward=stage_f, stage_backward=stage_b, chunk_forward=chunk_f, chunk_backward=chunk_b,
+        chunk_counts=[run.count for run in chunks], exposed=exposed,
+        p2p=_boundary_seconds(eng, local.chosen["boundary"][lid], gpus, pp),
+        overlap_p2p=eng.runtime.overlap["pp_interleaved" if vpp > 1 else "pp"],
+    )
+
+
+def _backward(run: Run, share: Floats, backward: Floats, recompute: Floats) -> Floats:
+    return run_sum(run.content, backward) + share * run_sum(run.content, recompute)
 
 
 def _stage_run(cut: Split, stage: int) -> int:
@@ -287,7 +319,7 @@ def _step_end(
     optimizer = np.zeros(len(index))
     before_f, before_b = np.zeros_like(p2p), np.zeros_like(p2p)
     for number, run in enumerate(cut.stages):
-        content = _with_tied(run.content, eng, pp)
+        content = weight_content(run.content, pp)
         reduce = run_sum(content, state.tables["reduce"])[state.index]
         reduce = reduce + run_sum(content, state.tables["replicate"])[state.index]
         gather = run_sum(content, state.tables["gather"])[state.index]

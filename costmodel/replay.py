@@ -1,0 +1,54 @@
+"""The step of one strategy by event simulation of its schedule's job lists, in place of the closed form."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from distplan.costmodel.combine import local_tables, state_tables
+from distplan.costmodel.estimate import Estimate
+from distplan.costmodel.model import Model, Workload
+from distplan.costmodel.runtime import Runtime
+from distplan.costmodel.simulate import StageCosts
+from distplan.costmodel.simulate_repeat import simulate_step
+from distplan.costmodel.stages import split
+from distplan.costmodel.step_time import StageLoad, stage_load
+from distplan.costmodel.strategy import Strategies, Strategy
+from distplan.costmodel.tables import engine
+from distplan.hardware.cluster import Cluster
+
+
+def load_of(
+    model: Model, workload: Workload, cluster: Cluster, runtime: Runtime, strategy: Strategy, recompute_layers: float
+) -> StageLoad:
+    """Seconds of every stage and chunk of one strategy: what the closed form gets, columns of length 1."""
+    rows = Strategies.of([strategy])
+    eng = engine(model, workload, cluster, runtime)
+    gpus = np.array([float(strategy.gpus)])
+    cut = split(eng.pattern, len(eng.segments), strategy.pp, strategy.vpp, model.mtp_layers)
+    local, state = local_tables(eng, rows, gpus), state_tables(eng, rows, gpus)
+    layers = np.array([recompute_layers])
+    return stage_load(eng, local, state, local.index, state.index, gpus, layers, cut, strategy.pp, strategy.vpp)
+
+
+def stage_costs(load: StageLoad) -> StageCosts:
+    """The load of each virtual stage, in the order of the model, for the simulation."""
+    forward, backward = [], []
+    for f, b, count in zip(load.chunk_forward, load.chunk_backward, load.chunk_counts, strict=True):
+        forward += [float(f[0])] * count
+        backward += [float(b[0])] * count
+    return StageCosts(forward=forward, backward=backward, p2p=float(load.p2p[0]), overlap_p2p=load.overlap_p2p)
+
+
+def simulate_plan(
+    model: Model, workload: Workload, cluster: Cluster, runtime: Runtime, strategy: Strategy, estimate: Estimate
+) -> float | None:
+    """Seconds of the step with its pipeline section simulated; None without a pipeline."""
+    if strategy.pp == 1:
+        return None
+    load = load_of(model, workload, cluster, runtime, strategy, float(estimate.recompute_layers[0]))
+    m = estimate.num_micro_batches[:1]
+    closed = load.pipeline_time(strategy.schedule, m, strategy.pp, strategy.vpp).seconds[0]
+    simulated = simulate_step(
+        strategy.schedule, stages=strategy.pp, micro_batches=int(m[0]), chunks=strategy.vpp, costs=stage_costs(load)
+    )
+    return float(estimate.step_seconds[0] + runtime.software_factor * (simulated.seconds - closed))
