@@ -61,14 +61,16 @@ def pipeline_time(
     if not overlap_p2p and pp > 1:
         f, b, n = _blocking(f, b, n, link)
         link = link * 0.0
-    if schedule == "f_then_b" and vpp == 1:
-        seconds = _f_then_b(f, b, n, link, m)
-    elif schedule == "1f1b" and vpp == 1:
-        seconds = one_f_one_b(f, b, n, link, m)
-    elif schedule == "interleaved":
-        seconds = one_f_one_b(f, b, n, link, m) if vpp == 1 else interleaved(f, b, n, link, m, pp, vpp)
-    else:
+    if schedule not in ("f_then_b", "1f1b", "interleaved") or (vpp > 1 and schedule != "interleaved"):
         raise ValueError(f"no closed form for schedule {schedule} with {vpp} chunks per stage")
+    if pp == 1:
+        seconds = compute
+    elif schedule == "f_then_b":
+        seconds = _f_then_b(f, b, n, link, m)
+    elif vpp == 1:
+        seconds = one_f_one_b(f, b, n, link, m)
+    else:
+        seconds = interleaved(f, b, n, link, m, pp, vpp)
     return PipelineTime(seconds=seconds, compute=compute, bubble=seconds - compute)
 
 

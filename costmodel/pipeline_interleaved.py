@@ -5,11 +5,11 @@ micro-batches; backwards the same with the chunks in reverse. It runs w = 2(pp�
 forward w+i and backward i in turn. So forward k of stage s and backward k−w lie in the same *slot* k+s, whose inputs
 all come from the slot before: slots are worked off one by one, all stages at once.
 
-Read backwards in time the schedule is itself with f and b exchanged. The first slots from either end are followed
-exactly, as far as one group beyond the warm-up. Between them a path stays on one stage and pays what that computes;
-or it leaves and comes back to the stage with the most work, a group of micro-batches later, by the longest way. This
-is exact but for paths that change stages otherwise in between. With m = pp all forwards come first, and the two
-halves, each exact, meet.
+Read backwards in time the schedule is itself with f and b exchanged. So all slots are followed from both ends, up to
+where they meet: exact for up to three groups. The groups beyond three lie in between: there a path stays on one
+stage and pays what that computes, or leaves a stage (one of three) and comes back to it, a group later, by the
+longest way; exact but for paths that change stages otherwise. With m = pp all forwards come first, then all
+backwards, and each half is exact.
 """
 
 from __future__ import annotations
@@ -29,112 +29,109 @@ def interleaved(
     """Seconds of interleaved 1F1B per row; see pipeline.py for the shapes. m is a multiple of pp, vpp ≥ 2."""
     chunk = np.repeat(np.arange(len(count)), count)
     seconds = np.empty_like(m)
-    for first in range(0, len(m), BLOCK):
-        rows = slice(first, first + BLOCK)
-        # [way in or way out, chunk of the stage, stage, row]
-        cost = np.stack([np.stack([x[rows] for x in side]) for side in (f, b)])[:, chunk]
-        cost = cost.reshape(2, vpp, pp, -1)
-        few = m[rows] <= pp
-        best = np.zeros_like(m[rows])
-        if few.any():
-            best = _forwards_first(cost, p2p[rows])
-        if not few.all():
-            best = np.where(few, best, _steady(cost, p2p[rows], m[rows]))
-        seconds[rows] = best
+    for rows_of, solve in ((np.flatnonzero(m <= pp), _forwards_first), (np.flatnonzero(m > pp), _steady)):
+        for first in range(0, len(rows_of), BLOCK):
+            rows = rows_of[first : first + BLOCK]
+            # [way in or way out, chunk of the stage, stage, row]
+            cost = np.stack([np.stack([x[rows] for x in side]) for side in (f, b)])[:, chunk]
+            seconds[rows] = solve(cost.reshape(2, vpp, pp, -1), p2p[rows], m[rows])
     return seconds
 
 
 def _steady(cost: Floats, p2p: Floats, m: Floats) -> Floats:
-    """More micro-batches than stages: both ends meet on the stage where the sum is longest.
-
-    With 2, 3, 4 or more groups there is room to follow either end for (v−1)·pp/2, (2v−1)·pp/2, v·pp slots.
-    """
+    """More micro-batches than stages."""
     _, vpp, pp, _ = cost.shape
-    depths = [(vpp - 1) * pp // 2, (2 * vpp - 1) * pp // 2, vpp * pp]
-    deepest = 0 if not np.any(m >= 3 * pp) else 1 if not np.any(m >= 4 * pp) else 2
-    reached = _follow(cost, p2p, depths[: deepest + 1])
-    group = np.minimum(np.floor(m / pp), 4.0)
-    both = cost[0] + cost[1]
-    load = both[0].copy()
-    for row in range(1, vpp):
-        load += both[row]
-    more, heaviest, period = m - 4.0 * pp, np.zeros(len(m), dtype=np.int64), load[0]
-    if np.any(more > 0.0):
-        heaviest = np.argmax(load, axis=0)
-        period = _return(cost, p2p, heaviest) / pp
+    groups = np.floor(m / pp)
     best = np.full_like(m, -np.inf)
-    for choice in range(deepest + 1):
-        mine = group <= 2.0 if choice == 0 else group == 3.0 if choice == 1 else group >= 4.0
-        for s in range(pp):
-            outside = _outside(both[:, s], depths[choice], s, pp)
-            ends = reached[choice][0, s] + reached[choice][1, s]
-            path = ends + (m * load[s] - outside)
-            if choice == 2:
-                longer = ends + (4.0 * pp * load[s] - outside) + more * period
-                path = np.where((heaviest == s) & (more > 0.0), np.maximum(path, longer), path)
-            best = np.where(mine, np.maximum(best, path), best)
+    work = _Work(cost, cost[::-1], p2p, ways=2)
+    done = 0
+    for few in (2, 3):
+        mine = groups == 2.0 if few == 2 else groups >= 3.0
+        if not mine.any():
+            continue
+        # the last slot of the way in and of the way out, counted from either end
+        last = few * pp * vpp + pp - 1 + pp * vpp - 1 - 2
+        for slot in range(done, last - last // 2 + 1):
+            work.slot(slot)
+            if slot == last // 2:
+                entering = work.crossing(slot)
+            if slot == last - last // 2:
+                leaving = work.backward.done[1, ::-1].copy(), work.forward.done[1].copy()
+        done = last - last // 2 + 1
+        stay, back = _between(cost, p2p, m, few, entering[2] + leaving[0])
+        best = np.where(mine, _meet(entering, leaving, stay, back), best)
     return best
 
 
-def _outside(both: Floats, depth: int, s: int, pp: int) -> Floats:
-    """What stage s, whose chunks take `both`, computes in the slots followed from either end, both ends together."""
-    vpp = len(both)
-    begun = 2 * (pp - 1 - s) + (vpp - 1) * pp + 1 + depth
-    outside = 0.0 * both[0]
-    for row in range(vpp):
-        seen = _slots(begun, row, pp, vpp) + _slots(depth + 1, vpp - 1 - row, pp, vpp)
-        outside = outside + seen * both[row]
-    return outside
+def _between(
+    cost: Floats, p2p: Floats, m: Floats, groups: int, critical: Floats
+) -> tuple[Floats, Floats]:
+    """Seconds [stage, row] for the micro-batches beyond `groups` groups: staying on the stage, or coming back.
 
-
-def _slots(begun: int, row: int, pp: int, vpp: int) -> float:
-    """How many of a stage's first `begun` forwards are in rows of number `row` of their group."""
-    groups, rest = divmod(begun, pp * vpp)
-    return float(groups * pp + min(max(rest - row * pp, 0), pp))
-
-
-def _follow(cost: Floats, p2p: Floats, depths: list[int]) -> list[Floats]:
-    """End of backward number d on every stage, for each d of `depths`, from both ends: [way, stage, row] each."""
+    The way back is followed for the first and the last stage, next to which most paths turn, and for the one with
+    the longest path without it (`critical`: the paths through each stage's own jobs, for `groups` groups).
+    """
     _, vpp, pp, _ = cost.shape
-    work = _Work(cost, p2p)
-    found = [np.empty_like(work.clock) for _ in depths]
-    for slot in range(depths[-1] + pp + pp * vpp - 1):
-        number = work.slot(slot)
-        for k, depth in enumerate(depths):
-            if 0 <= number - depth < pp:
-                found[k][:, pp - 1 - (number - depth)] = work.backward.done[:, number - depth]
-    return found
+    load = cost[0, 0] + cost[1, 0]
+    for row in range(1, vpp):
+        load = load + (cost[0, row] + cost[1, row])
+    more = np.maximum(m - float(groups * pp), 0.0)
+    stay = more * load
+    back = stay.copy()
+    if groups > 2 and np.any(more > 0.0):
+        from_stage = np.zeros((3, len(m)), dtype=np.int64)
+        from_stage[1] = pp - 1
+        from_stage[2] = np.argmax(critical + stay, axis=0)
+        longest = more * (_return(cost, p2p, from_stage) / pp)
+        for way, stage in zip(longest, from_stage, strict=True):
+            back = np.where(np.arange(pp)[:, None] == stage, np.maximum(back, way), back)
+    return stay, back
+
+
+def _meet(
+    entering: tuple[Floats, Floats, Floats], leaving: tuple[Floats, Floats], stay: Floats, back: Floats
+) -> Floats:
+    """Longest path over the edges into a slot: from the stage's own job before, or a message, to the end."""
+    (message_f, message_b, clock), (after_f, after_b) = entering, leaving
+    stages = len(clock)
+    best: Floats = clock[0] + after_f[0] + back[0]
+    for s in range(stages):
+        around_f, around_b = np.maximum(stay[s], stay[s - 1]), np.maximum(stay[s], stay[(s + 1) % stages])
+        best = np.maximum(best, clock[s] + after_f[s] + back[s])
+        best = np.maximum(best, message_f[s] + after_f[s] + around_f)
+        best = np.maximum(best, message_b[s] + after_b[s] + around_b)
+    return best
 
 
 def _return(cost: Floats, p2p: Floats, stage: NDArray[np.int64]) -> Floats:
-    """Longest way from the end of a backward of `stage` (per row) to that of the backward a group later."""
+    """Longest way from the end of a backward of `stage` [way, row] to that of the backward a group later."""
     _, vpp, pp, _ = cost.shape
-    work = _Work(cost[:1], p2p, cost[1:])
+    work = _Work(cost[:1], cost[1:], p2p, ways=len(stage))
     work.clock[:] = -np.inf
-    came = np.empty_like(p2p)
+    came = np.empty(stage.shape)
     first = 2 * pp * vpp - 1
     for slot in range(first, first + pp * vpp + pp):
         number = work.slot(slot)
-        for from_end, at in ((number - pp * vpp, 0.0), (number - 2 * pp * vpp, -1.0)):
-            if 0 <= from_end < pp:
-                here = stage == pp - 1 - from_end
-                done = work.backward.done[0, from_end]
-                if at < 0.0:
-                    came[here] = done[here]
-                else:
-                    done[here] = at
-                    work.clock[0, pp - 1 - from_end] = done
+        begin, end = number - pp * vpp, number - 2 * pp * vpp
+        if begin < pp:
+            here = stage == pp - 1 - begin
+            work.backward.done[:, begin][here] = 0.0
+            work.clock[:, pp - 1 - begin][here] = 0.0
+        if end >= 0:
+            here = stage == pp - 1 - end
+            came[here] = work.backward.done[:, end][here]
     return came
 
 
 class _Work:
-    """Forwards and backwards of all stages, slot by slot, from one end (or both, the other with f and b exchanged)."""
+    """Forwards and backwards of all stages, slot by slot; [way, chunk of the stage, stage, row] with a cost that may
+    be the same for all ways."""
 
-    def __init__(self, cost: Floats, p2p: Floats, other: Floats | None = None) -> None:
-        back = cost[::-1] if other is None else other
+    def __init__(self, forward: Floats, backward: Floats, p2p: Floats, ways: int) -> None:
         # backwards: the chain runs through the chunks and stages in reverse
-        self.cost, self.back, self.p2p = cost, np.ascontiguousarray(back[:, ::-1, ::-1]), p2p
-        self.forward, self.backward = _Chain(cost.shape), _Chain(cost.shape)
+        self.cost, self.back, self.p2p = forward, np.ascontiguousarray(backward[:, ::-1, ::-1]), p2p
+        shape = (ways, *forward.shape[1:])
+        self.forward, self.backward = _Chain(shape), _Chain(shape)
         self.clock = np.zeros_like(self.forward.done)
 
     def slot(self, slot: int) -> int:
@@ -142,7 +139,7 @@ class _Work:
         _, vpp, pp, _ = self.cost.shape
         begun = min(slot + 1, pp)
         self.forward.step(self.cost, self.p2p, slot, self.clock[:, :begun], begun)
-        number = slot - (pp * vpp - 1)
+        number: int = slot - (pp * vpp - 1)
         started = min(max(number + 1, 0), pp)
         if started:
             self.backward.step(self.back, self.p2p, number, self.forward.done[:, ::-1][:, :started], started)
@@ -152,6 +149,16 @@ class _Work:
         return number
 
 
+    def crossing(self, slot: int) -> tuple[Floats, Floats, Floats]:
+        """What the next slot waits for, from the near end, [stage, row]: forward and backward messages, own jobs."""
+        number = slot + 1 - self.cost.shape[1] * self.cost.shape[2] + 1
+        return (
+            self.forward.messages(self.p2p, slot + 1),
+            self.backward.messages(self.p2p, number)[::-1],
+            self.clock[0].copy(),
+        )
+
+
 class _Chain:
     """Work that goes down the stages and around: ends of the last job of every stage, and when its links are free."""
 
@@ -159,6 +166,13 @@ class _Chain:
         ways, self.rows, self.stages, batch = shape
         self.done = np.full((ways, self.stages, batch), -np.inf)
         self.free = self.done.copy()
+
+    def messages(self, p2p: Floats, number: int) -> Floats:
+        """When the inputs of job `number` of the first stage, `number`−s of stage s, arrive; −inf without message."""
+        arrive: Floats = np.maximum(self.free[0], np.roll(self.done[0], 1, axis=0)) + p2p
+        if number // self.stages % self.rows == 0:
+            arrive[0] = -np.inf
+        return arrive
 
     def step(self, cost: Floats, p2p: Floats, number: int, ready: Floats, begun: int) -> None:
         """Job `number` of the first stage, `number`−s of stage s, on the first `begun` stages, once `ready`."""
@@ -178,8 +192,8 @@ class _Chain:
             done[:, place + 1 : begun] += cost[:, row - 1, place + 1 : begun]
 
 
-def _forwards_first(cost: Floats, p2p: Floats) -> Floats:
-    """As many micro-batches as stages: all forwards, then all backwards; exact.
+def _forwards_first(cost: Floats, p2p: Floats, m: Floats) -> Floats:
+    """As many micro-batches m as stages: all forwards, then all backwards; exact.
 
     Within the forwards a path goes down the chain of chunks, or waits at one chunk for its whole row; waiting for
     parts of a row on two chunks never costs more than all of it on one. The backwards are the same, read from the
@@ -198,7 +212,7 @@ def _forwards_first(cost: Floats, p2p: Floats) -> Floats:
                 queued = np.maximum(tails[-1], heads[-1] + (pp - 1.0) * p2p) + p2p
             heads.append(begin + here)
             tails.append(np.maximum(begin + pp * here, queued + here))
-    best = tails[-pp][0] + tails[-pp][1]
+    best: Floats = tails[-pp][0] + tails[-pp][1]
     for tail in tails[-pp + 1 :]:
         best = np.maximum(best, tail[0] + tail[1])
     return best

@@ -7,7 +7,14 @@ from collections import Counter
 
 import pytest
 
-from distplan.costmodel.schedules import SCHEDULES, V_SHAPED, Schedule, ScheduleError, build_schedule, with_communication
+from distplan.costmodel.schedules import (
+    SCHEDULES,
+    V_SHAPED,
+    Schedule,
+    ScheduleError,
+    build_schedule,
+    with_communication,
+)
 from distplan.costmodel.schedules_comms import leaves
 from distplan.costmodel.simulate import StageCosts, simulate
 from distplan.hardware.errors import UnknownNameError

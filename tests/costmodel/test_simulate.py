@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import time
 
@@ -92,7 +93,7 @@ def test_jobs_of_a_stage_never_overlap_and_fill_its_busy_time() -> None:
             run = simulate(build_schedule(name, stages=4, micro_batches=8, chunks=chunks), costs)
             for rank in range(4):
                 mine = [e for e in run.events if e.rank == rank and e.stream == "compute"]
-                assert all(a.end <= b.start + 1e-12 for a, b in zip(mine, mine[1:], strict=False))
+                assert all(a.end <= b.start + 1e-12 for a, b in itertools.pairwise(mine))
                 assert sum(e.end - e.start for e in mine) == pytest.approx(run.busy[rank])
                 assert run.busy[rank] + run.bubble[rank] == pytest.approx(run.seconds)
 
