@@ -10,6 +10,7 @@ from typing import Any
 from distplan.costmodel.estimate import estimate as price
 from distplan.costmodel.model import Model, Workload
 from distplan.costmodel.model_file import ModelFile, load_model
+from distplan.costmodel.replay import simulate_plan
 from distplan.costmodel.runtime import Runtime, load_runtime
 from distplan.costmodel.strategy import Strategy
 from distplan.costmodel.workload import default, workload
@@ -115,6 +116,7 @@ def search_setting(
         job.runtime,
         gpus,
         estimate=price,
+        simulate_plan=simulate_plan,
         bounds=bounds,
         global_batches=global_batches,
         objective=objective,
@@ -155,6 +157,7 @@ def estimate_setting(job: Setting, strategy: Strategy) -> Plan:
         job.runtime,
         strategy,
         estimate=price,
+        simulate_plan=simulate_plan,
         reserve_bytes=job.limits.reserve_bytes,
         memory_limit_bytes=job.limits.memory_limit_bytes,
         price_per_gpu_hour=job.limits.price_per_gpu_hour,
