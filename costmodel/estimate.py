@@ -50,6 +50,7 @@ class Estimate:
     device_bytes_high: Floats
     usable_bytes: Floats
     memory: Mapping[str, Floats]
+    """empty unless asked for with detail=True"""
     worst_stage: NDArray[np.int64]
     worst_phase: NDArray[np.int64]
     """index into PHASES"""
@@ -73,7 +74,7 @@ def estimate(
     usable_bytes: float | None = None, detail: bool = False,
 ) -> Estimate:
     """Price strategies. `usable_bytes` of device memory (default: all that the driver gives) is what
-    recomputation is solved for; `detail` adds the table of collectives.
+    recomputation is solved for; `detail` adds the parts of memory and the table of collectives.
 
     Raises GraphError for an architecture without operators, DistplanError for a dtype that the
     accelerator does not have.
@@ -85,22 +86,22 @@ def estimate(
     local = local_tables(eng, rows, gpus)
     state = state_tables(eng, rows, gpus)
     _, group = distinct(rows.columns["pp"], rows.columns["vpp"], rows.columns["schedule"])
-    out = GroupCosts.empty(len(rows))
+    out = GroupCosts.empty(len(rows), detail)
     for number in range(int(group.max(initial=-1)) + 1):
         members = np.flatnonzero(group == number)
-        costs = _of_group(eng, rows.take(members), gpus[members], local, state, members, usable, float(workload.global_batch))
+        costs = _of_group(eng, rows.take(members), gpus[members], local, state, members, usable, float(workload.global_batch), detail)
         out.put(members, costs)
     return _columns(eng, workload, rows, gpus, out, usable, communication(eng, rows, gpus, out) if detail else ())
 
 
 def _of_group(
     eng: Engine, rows: Strategies, gpus: Floats, local: LocalTables, state: StateTables, members: NDArray[np.intp],
-    usable: float, global_batch: float,
+    usable: float, global_batch: float, detail: bool,
 ) -> GroupCosts:
     first = rows[0]
     return group_costs(
         eng, rows, gpus, local.of(members), state.of(members), pp=first.pp, vpp=first.vpp, schedule=first.schedule,
-        usable=usable, global_batch=global_batch,
+        usable=usable, global_batch=global_batch, detail=detail,
     )
 
 
@@ -110,7 +111,6 @@ def _columns(
 ) -> Estimate:
     batch = float(workload.global_batch)
     per_sequence, attention = eng.flops_per_sequence()
-    fragmentation = out.memory[MEMORY_PARTS.index("fragmentation")]
     model_flops = (3.0 * per_sequence) * batch / gpus
     causal = (3.0 * (per_sequence - (0.5 * attention if workload.causal else 0.0))) * batch / gpus
     step = out.time[0]
@@ -120,8 +120,8 @@ def _columns(
         step_seconds=step, step_seconds_low=step * (1.0 - STEP_SECONDS_BAND),
         step_seconds_high=step * (1.0 + STEP_SECONDS_BAND), time=dict(zip(TIME_PARTS, out.time, strict=True)),
         allocated_bytes=out.allocated, reserved_bytes=out.reserved, device_bytes=out.device,
-        device_bytes_low=out.device - fragmentation, device_bytes_high=out.device + fragmentation,
-        usable_bytes=np.full(len(rows), float(usable)), memory=dict(zip(MEMORY_PARTS, out.memory, strict=True)),
+        device_bytes_low=out.device - out.fragmentation, device_bytes_high=out.device + out.fragmentation,
+        usable_bytes=np.full(len(rows), float(usable)), memory=dict(zip(MEMORY_PARTS, out.memory, strict=False)),
         worst_stage=out.stage.astype(np.int64), worst_phase=out.phase.astype(np.int64),
         num_micro_batches=out.micro_batches, recompute_layers=out.recompute_layers, model_flops=model_flops,
         model_flops_causal=causal, hardware_flops=model_flops + out.recompute_flops, kernel_flops=out.kernel_flops,

@@ -25,12 +25,13 @@ PHASES = ("init", "forward peak", "loss", "backward", "optimizer step")
 
 
 def run_sum(content: Sequence[int], table: Floats) -> Floats:
-    """Σ count · table[segment], left to right; table is [segment, row]."""
-    total = np.zeros(table.shape[-1])
-    for count, row in zip(content, table, strict=True):
+    """Σ count · table[..., segment, row], left to right."""
+    total: Floats | None = None
+    for segment, count in enumerate(content):
         if count:
-            total = total + count * row
-    return total
+            term = table[..., segment, :] if count == 1 else count * table[..., segment, :]
+            total = term if total is None else total + term
+    return np.zeros((*table.shape[:-2], table.shape[-1])) if total is None else total
 
 
 def run_max(content: Sequence[int], table: Floats) -> Floats:
@@ -104,9 +105,10 @@ def state_bytes(
     if runtime.grad_bucket_bytes:
         bucket = np.minimum(whole * gradient, runtime.grad_bucket_bytes)
     bucket = np.where(zero >= 2.0, bucket, 0.0)
+    sharded_from = 2.0 if runtime.state.zero2_parameters == "sharded" else 3.0
     copies = 4.0 if recipe.master and gradient < 4.0 else 0.0
     return StateBytes(
-        parameters=np.where(zero >= (2.0 if runtime.state.zero2_parameters == "sharded" else 3.0), shard, whole) * parameter,
+        parameters=np.where(zero >= sharded_from, shard, whole) * parameter,
         gradients=np.where(zero >= 2.0, shard, run_sum(content, produced)) * gradient,
         optimizer=states * (1.0 - on_host), gathered=gathered, buckets=bucket, step_temporary=shard * copies,
         host=states * on_host, optimizer_traffic=shard * (gradient + 2.0 * (master + moments) + parameter),
@@ -140,13 +142,15 @@ def activations(content: Sequence[int], plain: dict[str, Floats], chosen: dict[s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """Device bytes of the first stage of a run in its worst phase; `parts` add up left to right."""
+    """Device bytes of the first stage of a run in one phase. `moving` are the parts that are not states, in the
+    order of MEMORY_PARTS from "activations" to "buckets"; None is nothing."""
 
-    parts: tuple[Floats, ...]
-    phase: Floats
+    state: StateBytes
+    moving: tuple[Floats | None, ...]
+    stage: int
+    phase: int
     allocated: Floats
-    reserved: Floats
-    device: Floats
+    fragmentation: Floats
 
 
 def chunks_in_flight(schedule: str, run: Run, pp: int, vpp: int, m: Floats) -> Floats:
@@ -155,59 +159,84 @@ def chunks_in_flight(schedule: str, run: Run, pp: int, vpp: int, m: Floats) -> F
 
 
 def stage_memory(
-    state: StateBytes, acts: Activations, flight: Floats, share: Floats, runtime: Runtime, is_last: bool
-) -> StageMemory:
-    """`share` is the part of the layers that is recomputed (0 … 1), `flight` micro-batches in flight."""
-    zero = np.zeros_like(flight)
+    run: Run, state: StateBytes, acts: Activations, flight: Floats, share: Floats, runtime: Runtime, is_last: bool
+) -> list[StageMemory]:
+    """One entry per phase. `share` is the part of the layers that is recomputed (0 … 1), `flight` micro-batches
+    in flight; gradients of the last micro-batch, the logits and the update are never there at the same time."""
     held = flight * (acts.kept - share * (acts.kept - acts.least))
     workspace = np.where(share > 0.0, acts.remade, 0.0)
-    backward = (held, zero, workspace, acts.temporaries, state.gathered, state.buckets)
-    loss = (held, acts.head, zero, zero, state.gathered, zero)
-    step = (zero, zero, zero, state.step_temporary, zero, state.buckets)
-    best: StageMemory | None = None
-    for phase, moving in ((3, backward), (2, loss), (4, step)):
-        if phase == 2 and not is_last:
-            continue
-        found = _in_phase(state, moving, phase, runtime)
-        best = found if best is None else _worse(best, found)
-    assert best is not None
-    return best
+    phases: list[tuple[str, tuple[Floats | None, ...]]] = [
+        ("backward", (held, None, workspace, acts.temporaries, state.gathered, state.buckets)),
+        ("optimizer step", (None, None, None, state.step_temporary, None, state.buckets)),
+    ]
+    if is_last:
+        phases.insert(1, ("loss", (held, acts.head, None, None, state.gathered, None)))
+    return [_in_phase(run, state, moving, PHASES.index(name), runtime) for name, moving in phases]
 
 
-def _in_phase(state: StateBytes, moving: Sequence[Floats], phase: int, runtime: Runtime) -> StageMemory:
+def _in_phase(
+    run: Run, state: StateBytes, moving: tuple[Floats | None, ...], phase: int, runtime: Runtime
+) -> StageMemory:
     allocated = (state.parameters + state.gradients) + state.optimizer
-    dynamic = moving[0]
-    for part in moving[1:]:
-        dynamic = dynamic + part
+    dynamic: Floats | None = None
     for part in moving:
-        allocated = allocated + part
-    fragmentation = dynamic * runtime.fragmentation
-    reserved = allocated + fragmentation
-    context = np.full_like(allocated, runtime.context_bytes)
+        if part is not None:
+            allocated = allocated + part
+            dynamic = part if dynamic is None else dynamic + part
+    assert dynamic is not None
     return StageMemory(
-        parts=(state.parameters, state.gradients, state.optimizer, *moving, fragmentation, context),
-        phase=np.full_like(allocated, float(phase)), allocated=allocated, reserved=reserved,
-        device=reserved + context,
+        state=state, moving=moving, stage=run.first, phase=phase, allocated=allocated,
+        fragmentation=dynamic * runtime.fragmentation,
     )
 
 
-def _worse(a: StageMemory, b: StageMemory) -> StageMemory:
-    """Row by row the one with more device bytes; the first where they are equal."""
-    second = b.device > a.device
-    return StageMemory(
-        parts=tuple(np.where(second, y, x) for x, y in zip(a.parts, b.parts, strict=True)),
-        phase=np.where(second, b.phase, a.phase), allocated=np.where(second, b.allocated, a.allocated),
-        reserved=np.where(second, b.reserved, a.reserved), device=np.where(second, b.device, a.device),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorstMemory:
+    """Row by row the stage and phase with the most reserved bytes; `parts` [MEMORY_PARTS, row] add up to device."""
 
+    stage: Floats
+    phase: Floats
+    allocated: Floats
+    fragmentation: Floats
+    reserved: Floats
+    device: Floats
+    which: Floats
 
-def worst_stage(memories: Sequence[StageMemory], runs: Sequence[Run]) -> tuple[StageMemory, Floats]:
-    """(the worst stage's memory, its number) row by row; the first of equals."""
-    worst, stage = memories[0], np.full_like(memories[0].device, float(runs[0].first))
-    for memory, run in zip(memories[1:], runs[1:], strict=True):
-        stage = np.where(memory.device > worst.device, float(run.first), stage)
-        worst = _worse(worst, memory)
-    return worst, stage
+    @staticmethod
+    def of(memories: Sequence[StageMemory], runtime: Runtime) -> WorstMemory:
+        """The first of equals."""
+        first = memories[0]
+        reserved = first.allocated + first.fragmentation
+        which = np.zeros(len(reserved))
+        for number, memory in enumerate(memories[1:], start=1):
+            other = memory.allocated + memory.fragmentation
+            more = other > reserved
+            which[more] = float(number)
+            reserved = np.maximum(reserved, other)
+
+        def chosen(values: Sequence[Floats | float]) -> Floats:
+            return np.asarray(np.choose(which.astype(np.intp), [np.asarray(v) for v in values]), dtype=np.float64)
+
+        return WorstMemory(
+            stage=chosen([float(memory.stage) for memory in memories]),
+            phase=chosen([float(memory.phase) for memory in memories]),
+            allocated=chosen([memory.allocated for memory in memories]),
+            fragmentation=chosen([memory.fragmentation for memory in memories]),
+            reserved=reserved, device=reserved + runtime.context_bytes, which=which,
+        )
+
+    def parts(self, memories: Sequence[StageMemory], runtime: Runtime) -> Floats:
+        """[MEMORY_PARTS, row]: from left to right they add up to `device`."""
+        found = np.zeros((len(MEMORY_PARTS), len(self.which)))
+        for number, memory in enumerate(memories):
+            at = np.flatnonzero(self.which == number)
+            state = memory.state
+            rows = (state.parameters, state.gradients, state.optimizer, *memory.moving, memory.fragmentation)
+            for part, values in enumerate(rows):
+                if values is not None:
+                    found[part, at] = values[at]
+        found[-1] = runtime.context_bytes
+        return found
 
 
 def layers_to_recompute(

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distplan.costmodel.combine import LocalTables, StateTables
-from distplan.costmodel.lower import CATEGORIES
+from distplan.costmodel.lower import PHASES
 from distplan.costmodel.pipeline import PipelineTime, pipeline_time
 from distplan.costmodel.stage_costs import (
     MEMORY_PARTS,
     StateBytes,
+    WorstMemory,
     activations,
     chunks_in_flight,
     layers_only,
@@ -25,7 +26,6 @@ from distplan.costmodel.stage_costs import (
     run_sum,
     stage_memory,
     state_bytes,
-    worst_stage,
 )
 from distplan.costmodel.stages import Run, Split, split
 from distplan.costmodel.state import gathers
@@ -50,6 +50,7 @@ class GroupCosts:
     memory: Floats
     allocated: Floats
     reserved: Floats
+    fragmentation: Floats
     device: Floats
     stage: Floats
     phase: Floats
@@ -64,8 +65,8 @@ class GroupCosts:
     """seconds of one boundary message"""
 
     @staticmethod
-    def empty(rows: int) -> GroupCosts:
-        shapes = {"time": (len(TIME_PARTS), rows), "memory": (len(MEMORY_PARTS), rows)}
+    def empty(rows: int, detail: bool) -> GroupCosts:
+        shapes = {"time": (len(TIME_PARTS), rows), "memory": (len(MEMORY_PARTS) if detail else 0, rows)}
         return GroupCosts(**{f.name: np.empty(shapes.get(f.name, (rows,))) for f in fields(GroupCosts)})
 
     def put(self, rows: NDArray[np.intp], other: GroupCosts) -> None:
@@ -75,7 +76,7 @@ class GroupCosts:
 
 def group_costs(
     eng: Engine, rows: Strategies, gpus: Floats, local: LocalTables, state: StateTables, *, pp: int, vpp: int,
-    schedule: str, usable: float, global_batch: float,
+    schedule: str, usable: float, global_batch: float, detail: bool,
 ) -> GroupCosts:
     """Costs of rows of one (pp, vpp, schedule)."""
     cut = split(eng.pattern, len(eng.segments), pp, vpp, eng.model.mtp_layers)
@@ -95,15 +96,16 @@ def group_costs(
         flight = chunks_in_flight(schedule, run, pp, vpp, m)
         share = _share(layers, run)
         is_last = run.first + run.count == pp
-        memories.append(stage_memory(_rows_of(held, state.index), acts, flight, share, eng.runtime, is_last))
-    worst, stage = worst_stage(memories, cut.stages)
+        memories += stage_memory(run, _rows_of(held, state.index), acts, flight, share, eng.runtime, is_last)
+    worst = WorstMemory.of(memories, eng.runtime)
     timing = _timing(eng, rows, gpus, local, state, states, cut, m, layers, pp, vpp, schedule)
     host = states[0].host
     for held in states[1:]:
         host = np.maximum(host, held.host)
     return GroupCosts(
-        time=timing.time, memory=np.array(worst.parts), allocated=worst.allocated, reserved=worst.reserved,
-        device=worst.device, stage=stage, phase=worst.phase, host=host[state.index], micro_batches=m,
+        time=timing.time, memory=worst.parts(memories, eng.runtime) if detail else np.zeros((0, len(rows))),
+        allocated=worst.allocated, reserved=worst.reserved, fragmentation=worst.fragmentation, device=worst.device,
+        stage=worst.stage, phase=worst.phase, host=host[state.index], micro_batches=m,
         recompute_layers=layers, recompute_flops=timing.recompute_flops, kernel_flops=timing.kernel_flops,
         critical=timing.critical, p2p=timing.p2p,
     )
@@ -281,16 +283,16 @@ def _critical_parts(
 ) -> tuple[Floats, list[Floats]]:
     """(critical stage, its seconds per micro-batch by TIME_PARTS up to exposed dp) of the heaviest stage."""
     seconds = local.chosen["seconds"][..., lid]
+    recompute = local.chosen["recompute"][:, lid]
+    exposed_both = exposed[0] + exposed[1]
     critical = np.full(len(lid), float(cut.stages[0].first))
     load = stage_f[0] + stage_b[0]
     chosen: list[Floats] = []
     for number, (run, share) in enumerate(zip(cut.stages, shares, strict=True)):
-        both = [
-            run_sum(run.content, seconds[0, c]) + run_sum(run.content, seconds[2, c]) for c in range(len(CATEGORIES))
-        ]
-        again = share * run_sum(run.content, local.chosen["recompute"][:, lid])
-        dp = run_sum(run.content, exposed[0]) + run_sum(run.content, exposed[1])
-        parts = [*both[:3], again, *both[3:], dp]
+        sums = run_sum(run.content, seconds)
+        both = sums[PHASES.index("forward")] + sums[PHASES.index("backward")]
+        again = share * run_sum(run.content, recompute)
+        parts = [*both[:3], again, *both[3:], run_sum(run.content, exposed_both)]
         if number == 0:
             chosen = parts
             continue

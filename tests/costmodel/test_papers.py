@@ -191,7 +191,7 @@ def test_parts_add_up_to_their_totals_exactly() -> None:
         Strategy(tp=tp, pp=pp, dp_shard=8, sp=tp > 1, zero=zero, recompute=recompute, micro_batch=mb)
         for tp in (1, 4) for pp in (1, 4) for zero in (0, 1) for recompute in ("none", "full") for mb in (1, 2)
     ]
-    found = estimate(GPT3, unfused(global_batch=512), CLUSTER, MEGATRON, Strategies.of(rows))
+    found = estimate(GPT3, unfused(global_batch=512), CLUSTER, MEGATRON, Strategies.of(rows), detail=True)
     for total, parts in ((found.step_seconds, found.time), (found.device_bytes, found.memory)):
         running = np.zeros(len(rows))
         for part in parts.values():
