@@ -23,9 +23,13 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Degrees of the axes, outermost first: (("dp_shard", 2), ("tp_kv", 2))."""
+    """Degrees of the axes, outermost first: (("dp_shard", 2), ("tp_kv", 2)).
+
+    `expert` is another view of the same ranks (edp, ep, etp); a group lies in one of the views.
+    """
 
     axes: tuple[tuple[str, int], ...]
+    expert: tuple[tuple[str, int], ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -36,14 +40,17 @@ class Mesh:
 
     def degree(self, axes: Axes) -> int:
         """Ranks in a group that spans `axes`; an axis that the mesh does not have has degree 1."""
-        degrees = dict(self.axes)
+        degrees = dict(self.axes) | dict(self.expert)
         count = 1
         for axis in axes:
             count *= degrees.get(axis, 1)
         return count
 
     def groups(self, axes: Axes) -> Ints:
-        """[groups, members]: ranks that differ on `axes` only, in the order of the tuple, outermost first."""
+        """[groups, members]: ranks that differ on `axes` only, in the order of the tuple, outermost first.
+
+        Raises SpmdError for axes of both views.
+        """
         return _groups(self, axes)
 
     def position(self, axes: Axes) -> Ints:
@@ -56,9 +63,13 @@ class Mesh:
 
 @lru_cache(maxsize=4096)
 def _groups(mesh: Mesh, axes: Axes) -> Ints:
-    names = [name for name, _ in mesh.axes]
-    ids = np.arange(mesh.ranks, dtype=np.int64).reshape([degree for _, degree in mesh.axes])
+    experts = {name for name, _ in mesh.expert}
+    view = mesh.expert if experts.intersection(axes) else mesh.axes
+    names = [name for name, _ in view]
     group = [names.index(axis) for axis in axes if axis in names]
+    if view is mesh.expert and len(group) < len([axis for axis in axes if mesh.degree((axis,)) > 1]):
+        raise SpmdError(f"{', '.join(axes)} are axes of both views of the ranks and span no group")
+    ids = np.arange(mesh.ranks, dtype=np.int64).reshape([degree for _, degree in view])
     rest = [at for at in range(len(names)) if at not in group]
     return ids.transpose(rest + group).reshape(-1, mesh.degree(axes))
 

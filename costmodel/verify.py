@@ -29,7 +29,7 @@ from distplan.costmodel.interpret_step import (
     store,
     weights_of,
 )
-from distplan.costmodel.layout import CP, DATA, MESH_AXES, TP, Axes, Layout, join_axes
+from distplan.costmodel.layout import CP, DATA, EXPERT, TP, Axes, Layout
 from distplan.costmodel.model import Attention, Model, Workload
 from distplan.costmodel.program import COLLECTIVES, SegmentProgram
 from distplan.costmodel.runtime import Runtime
@@ -67,6 +67,8 @@ class Collective:
     kind: str
     axes: Axes
     needed: bool | None
+    repeated: bool = False
+    """in a recomputation that repeats the whole layer, where its last results are read by nobody"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,8 @@ class Verification:
 
     @property
     def needless(self) -> tuple[Collective, ...]:
-        return tuple(each for each in self.collectives if each.needed is False)
+        """Collectives that change nothing, save those that a runtime without early stop repeats in vain."""
+        return tuple(each for each in self.collectives if each.needed is False and not each.repeated)
 
     @property
     def passed(self) -> bool:
@@ -120,7 +123,7 @@ def verify(
     found = _collectives(small)
     if removals:
         found = [replace(each, needed=_needed(small, right, each)) for each in found]
-    degrees = dict(small.world.mesh.axes) | {"pp": small.pp}
+    degrees = dict(small.world.mesh.axes) | dict(small.world.mesh.expert) | {"pp": small.pp}
     return Verification(
         degrees=degrees, ranks=small.world.mesh.ranks * small.pp, sizes=dict(small.world.sizes),
         layers=len(small.parts) - 2, tensors=tensors, collectives=tuple(found),
@@ -136,7 +139,8 @@ def programs_of(eng: Engine, strategy: Strategy) -> tuple[SegmentProgram, ...]:
 def shrink(eng: Engine, strategy: Strategy, seed: int) -> Small:
     programs = programs_of(eng, strategy)
     degrees = small_degrees(eng, strategy)
-    mesh = Mesh(tuple((axis, degrees[axis]) for axis in MESH_AXES if axis != "pp"))
+    dense = tuple((axis, degrees[axis]) for axis in (*DATA, *CP, *TP))
+    mesh = Mesh(dense, tuple((axis, degrees[axis]) for axis in EXPERT))
     sizes = small_sizes(eng, programs, mesh, strategy)
     parts = _parts(eng, programs, degrees["pp"] * min(strategy.vpp, 2))
     tokens = MICRO_BATCHES * sizes["batch"] * sizes["seq"]
@@ -152,13 +156,16 @@ def shrink(eng: Engine, strategy: Strategy, seed: int) -> Small:
 
 def small_degrees(eng: Engine, strategy: Strategy) -> dict[str, int]:
     """1 stays 1, more becomes 2; a lone tp, cp or dp_shard of 4 or more becomes 4 while ranks last."""
-    columns = {name: Strategies.of([strategy]).degree(name) for name in ("tp", "cp", "pp", *DATA)}
+    columns = {name: Strategies.of([strategy]).degree(name) for name in ("tp", "cp", "pp", "ep", "etp", *DATA)}
     real = {k: int(v[0]) for k, v in mesh_symbols(columns, eng.kv_heads, strategy.cp_kind == "ulysses").items()}
-    small = {axis: min(degree, 2) for axis, degree in real.items()}
+    small = {axis: min(degree, 2) for axis, degree in real.items() if axis not in EXPERT}
     for axis in ("tp_kv", "cp_kv", "dp_shard"):
         if real[axis] >= 4 and 2 * int(np.prod(list(small.values()))) <= MAX_RANKS // 2:
             small[axis] = 4
-    return small
+    ranks = int(np.prod([degree for axis, degree in small.items() if axis != "pp"]))
+    ep, etp = min(real["ep"], 2, ranks), min(real["etp"], 2)
+    etp = etp if ranks % (ep * etp) == 0 else 1
+    return small | {"edp": ranks // (ep * etp), "ep": ep, "etp": etp}
 
 
 def small_sizes(
@@ -172,7 +179,7 @@ def small_sizes(
                 multiple[dim] = lcm(multiple.get(dim, 1), mesh.degree(axes))
     tokens = mesh.degree((*CP, *TP)) if strategy.sp else mesh.degree(CP)
     base = {"hidden": 6, "head_dim": 4, "ffn": 3, "vocab": 5, "seq": 2, "batch": 1, "kv_heads": 1, "group": 1}
-    sizes = {dim: multiple.get(dim, 1) * least for dim, least in base.items()}
+    sizes = {dim: multiple.get(dim, 1) * base.get(dim, 2) for dim in (*base, *multiple)}
     sizes["batch"] = mesh.degree(DATA) * (2 if strategy.micro_batch > 1 else 1)
     sizes["seq"] = lcm(sizes["seq"], 2 * tokens)
     mixers = [kind.mixer for kind in eng.model.kinds.values() if isinstance(kind.mixer, Attention)]
@@ -277,7 +284,10 @@ def _collectives(small: Small) -> list[Collective]:
     for program in dict.fromkeys(id(p.program) for p in small.parts):
         one = next(p.program for p in small.parts if id(p.program) == program)
         found += [
-            Collective(segment=one.segment.name, phase=n.phase, name=n.name, kind=n.kind, axes=n.axes, needed=None)
+            Collective(
+                segment=one.segment.name, phase=n.phase, name=n.name, kind=n.kind, axes=n.axes, needed=None,
+                repeated=n.phase == "recompute" and not one.structure.early_stop,
+            )
             for n in one.nodes if n.kind in COLLECTIVES and n.kind != "slice"
         ]  # fmt: skip
         found += _state_collectives(one, small.how)
@@ -322,7 +332,3 @@ def _needed(small: Small, right: Outcome, each: Collective) -> bool | None:
     except InterpretError:
         return True
     return any(tensor.error > TOLERANCE for tensor in compare(replace(small, world=world), right, done))
-
-
-def title(axes: Axes) -> str:
-    return join_axes(axes)

@@ -22,7 +22,7 @@ EXIT_CODES = {
     FAULT: "a fault of distplan's own; please report it",
     USAGE: "bad usage, or a file that cannot be read or written",
     NOTHING: "nothing fits, or no strategy is legal",
-    BROKEN: "a budget is broken (reserved for checks)",
+    BROKEN: "a check failed: a strategy is not equivalent, or a budget is broken",
     INTERRUPTED: "interrupted",
 }
 _EPILOG = "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + "."
@@ -46,6 +46,14 @@ ModelFile = Annotated[str, typer.Argument(help="model.yaml, config.json (file or
 EstimateFile = Annotated[
     str, typer.Argument(help="As for search; or a strategy.yaml, which needs no other option.", metavar="MODEL|PLAN")
 ]
+StrategyFile = Annotated[str | None, typer.Argument(help="A strategy.yaml whose strategy is used.", metavar="[PLAN]")]
+Notation = Annotated[str | None, typer.Argument(help="An einsum such as 'mk,kn->mn'.", metavar="[NOTATION]")]
+MeshOption = Annotated[str, typer.Option("--mesh", metavar="AXES", help="Axes and degrees: x=2,y=4.")]
+Placement = Annotated[str, typer.Option(metavar="PLACES", help="Of the operand: m:x, k:x+y, partial:y.")]
+RuleOption = Annotated[str | None, typer.Option("--op", metavar="NAME", help="A rule of the paddle dialect.")]
+ShapesOption = Annotated[str, typer.Option("--shapes", metavar="SIZES", help="Per operand: 64x32,32x48.")]
+AttributesOption = Annotated[str, typer.Option("--attributes", metavar="PAIRS", help="Of the rule: axis=1,keepdim=true.")]
+DialectOption = Annotated[str, typer.Option("--dialect", metavar="NAME", help="ideal or paddle.")]
 Identifier = Annotated[str, typer.Argument(help="An id from the list, an alias of it, or a file of your own.")]
 Graph = Annotated[bool, typer.Option("--graph", help="Also list the operators of every kind of layer.")]
 
@@ -85,6 +93,36 @@ def estimate(model: EstimateFile, **options: Any) -> int:
     from distplan.planner.cli_run import run_estimate
 
     return run_estimate(model, options)
+
+
+@app.command(epilog=_EPILOG, no_args_is_help=True)
+@takes(ESTIMATE)
+def verify(model: EstimateFile, plan: StrategyFile = None, **options: Any) -> int:
+    """Prove that a strategy computes what one device computes: execute it on small simulated ranks.
+
+    MODEL with --tp 8 --pp 4 …, MODEL with a strategy.yaml, or a strategy.yaml alone.
+    """
+    from distplan.planner.cli_verify import run_verify
+
+    return run_verify(model, plan, options)
+
+
+@app.command(epilog=_EPILOG, no_args_is_help=True)
+@takes(SHOW)
+def spmd(
+    notation: Notation = None, mesh: MeshOption = "", x: Placement = "", y: Placement = "", z: Placement = "",
+    op: RuleOption = None, shapes: ShapesOption = "", attributes: AttributesOption = "",
+    dialect: DialectOption = "ideal", **options: Any,
+) -> int:  # fmt: skip
+    """Show one inference step by step: notation, merge, reshards, result, communication, proof."""
+    from distplan.planner.cli_spmd import Question, run_spmd
+
+    placements = (x, y, z)
+    question = Question(
+        notation=notation, mesh=mesh, placements=placements, rule=op, shapes=shapes, attributes=attributes,
+        dialect=dialect,
+    )  # fmt: skip
+    return run_spmd(question, options)
 
 
 @hardware_app.command("list", epilog=_EPILOG)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from distplan.costmodel.strategy import Strategy
 from distplan.costmodel.workload import default
 from distplan.hardware.cluster import load_cluster
 from distplan.hardware.documents import load_mapping
@@ -65,18 +66,7 @@ def run_search(model: str, options: Options) -> int:
 
 def run_estimate(name: str, options: Options) -> int:
     form = one_word("--format", options["output_format"], FORMATS)
-    file = _plan_file(name)
-    if file is None:
-        strategy = strategy_from(_given(options), gpus=_one_gpu_count(options))
-        batches = _global_batches(options)
-        if len(batches) > 1:
-            raise InputError("--global-batch: estimate takes one; search compares several")
-        job = _setting(name, options, gpus=strategy.gpus, global_batch=batches[0] if batches else None)
-        hardware = _own_hardware(options)
-    else:
-        strategy, job, hardware = file.strategy, _setting_of(file, options), file.hardware_document
-        for sentence in file.changed:
-            say(f"distplan: {name}: {sentence}")
+    strategy, job, hardware = chosen(name, options)
     try:
         plan = replace(api.estimate_setting(job, strategy), allow_tight=options["allow_tight"])
     except RuleError as error:
@@ -87,6 +77,21 @@ def run_estimate(name: str, options: Options) -> int:
         _write(options["output"], plan, hardware, quiet=options["quiet"])
     admitted = ("fits", "tight") if options["allow_tight"] else ("fits",)
     return OK if plan.best is not None and plan.best.verdict in admitted else NOTHING
+
+
+def chosen(name: str, options: Options) -> tuple[Strategy, api.Setting, Any]:
+    """The one strategy of a strategy file, or of a model and options; its setting; the user's own hardware."""
+    file = _plan_file(name)
+    if file is not None:
+        for sentence in file.changed:
+            say(f"distplan: {name}: {sentence}")
+        return file.strategy, _setting_of(file, options), file.hardware_document
+    strategy = strategy_from(_given(options), gpus=_one_gpu_count(options))
+    batches = _global_batches(options)
+    if len(batches) > 1:
+        raise InputError("--global-batch: estimate takes one; search compares several")
+    job = _setting(name, options, gpus=strategy.gpus, global_batch=batches[0] if batches else None)
+    return strategy, job, _own_hardware(options)
 
 
 def _gpus(options: Options) -> str:
