@@ -12,7 +12,7 @@ from distplan.costmodel.local_costs import LocalCosts
 from distplan.costmodel.lower import PHASES, lower
 from distplan.costmodel.stage_costs import layers_only
 from distplan.costmodel.stages import Run, split
-from distplan.costmodel.state import lower_state, state_costs
+from distplan.costmodel.state import Movement, gathers, in_root_unit, lower_state, on_tp, state_costs
 from distplan.costmodel.step_time import TIME_PARTS, GroupCosts, weight_content
 from distplan.costmodel.strategy import Floats, Strategies, Strategy
 from distplan.costmodel.tables import LOCAL_KEY, Engine
@@ -49,11 +49,14 @@ class _Ledger:
     rows: int
     entries: dict[tuple[str, str, str, str], dict[str, Floats]] = field(default_factory=dict)
 
-    def add(self, row: int, key: tuple[str, str, str, str], calls: float, per_call: Mapping[str, float]) -> None:
+    def add(
+        self, row: int, key: tuple[str, str, str, str], times: float, each: Mapping[str, float], calls: float = 1.0
+    ) -> None:
+        """`each` happens `times` times, in `calls` calls (0: together with another)."""
         entry = self.entries.setdefault(key, {name: np.zeros(self.rows) for name in _FIELDS})
-        entry["count"][row] += calls
-        for name, value in per_call.items():
-            entry[name][row] += calls * value
+        entry["count"][row] += times * calls
+        for name, value in each.items():
+            entry[name][row] += times * value
 
 
 def communication(eng: Engine, rows: Strategies, gpus: Floats, costs: GroupCosts) -> tuple[Communication, ...]:
@@ -103,26 +106,37 @@ def _state(
     lowered = lower_state(programs, strategy.zero > 0, eng.workload, eng.runtime.state)
     costs = state_costs(lowered, *eng.symbols(columns, False), eng.cluster)
     content = weight_content(run.content, strategy.pp)
-    timing = eng.runtime.grad_reduce_pipeline if strategy.pp > 1 else eng.runtime.grad_reduce_sharded
     calls = []
     for cost in costs.movements:
-        movement = cost.movement
-        times = 2.0 * m if strategy.zero == 3 else 1.0
-        phase = "forward, backward" if strategy.zero == 3 else "optimizer"
-        if movement.role == "gradient":
-            each = strategy.zero >= 2 and timing == "micro_batch" and movement.axes != ("dp_replicate",)
-            times, phase = (m if each else 1.0), "backward"
-        calls.append((movement, phase, content[movement.segment] * times, cost))
+        phase, times = _occasions(eng, cost.movement, strategy, m)
+        calls.append((cost.movement, phase, content[cost.movement.segment] * times, cost))
     total = sum(times * float(cost.seconds[0]) for _, _, times, cost in calls)
     for movement, phase, times, cost in calls:
         if not times:
             continue
         seconds = float(cost.seconds[0])
         key = (f"{movement.role}s", join_axes(movement.axes), movement.kind, phase)
+        joined = in_root_unit(movement, eng.runtime.state, run.content)
         ledger.add(row, key, times, {
             "payload_bytes": float(cost.payload_bytes[0]), "wire_bytes": float(cost.wire_bytes[0]),
             "seconds": seconds, "exposed_seconds": exposed * seconds / total if total else 0.0,
-        })
+        }, 0.0 if joined else float(movement.calls))
+
+
+def _occasions(eng: Engine, movement: Movement, strategy: Strategy, m: float) -> tuple[str, float]:
+    """(phases, how often a step has them) of a segment's gathering or reduction, for m micro-batches."""
+    rules = eng.runtime.state
+    if movement.role == "gradient":
+        timing = eng.runtime.grad_reduce_pipeline if strategy.pp > 1 else eng.runtime.grad_reduce_sharded
+        each = strategy.zero >= 2 and timing == "micro_batch" and movement.axes != ("dp_replicate",)
+        phase = "optimizer" if on_tp(movement.axes) and rules.tp_gradient_times > 1 else "backward"
+        return phase, m if each else 1.0
+    segments = len(eng.segments)
+    found = gathers(np.array([float(strategy.zero)]), rules, segments)
+    forward, backward = (float(times[min(movement.segment, segments - 1), 0]) for times in found)
+    if not forward:
+        return "optimizer", 1.0
+    return ("forward, backward", 2.0 * m) if backward else ("forward", m)
 
 
 def _boundary(

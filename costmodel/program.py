@@ -320,8 +320,8 @@ class _Backward:
 
     def gathered(self, value: str) -> bool:
         """Whether one gather of the value feeds all who read it."""
-        root = self.tape.root
-        return any(n.kind == "all_gather" and n.phase == "forward" and root[n.inputs[0]] == value for n in self.tape.nodes)
+        gathers = (n for n in self.tape.nodes if n.kind == "all_gather" and n.phase == "forward")
+        return any(self.tape.root[n.inputs[0]] == value for n in gathers)
 
     def weight_gradient(self, weight: str) -> str | None:
         """The gradient of a weight as backward leaves it; the data axes are the optimizer stage's matter."""

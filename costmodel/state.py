@@ -101,10 +101,10 @@ def lower_state(
             _count(produces, table.number(layout_size(made, sizes)), 1.0)
             _count(stores, table.number(_size(path.stored, path, weight, program, rules)), 1.0)
             for key, size, dtype in _steps(path, weight, program, rules, workload):
-                on_tp = set(key[2]) <= set(TP)
-                times = rules.tp_gradient_times if on_tp else 1
+                within_tp = on_tp(key[2])
+                times = rules.tp_gradient_times if within_tp else 1
                 _count(moved.setdefault(key, {}), table.number(size), times * DTYPE_BYTES[dtype])
-                per_weight = on_tp and rules.tp_gradients == "per_weight"
+                per_weight = within_tp and rules.tp_gradients == "per_weight"
                 calls[key] = calls.get(key, 0) + times if per_weight else times
         used.append(tuple(uses.items()))
         produced.append(tuple(produces.items()))
@@ -126,15 +126,15 @@ def _steps(
         now = source
         for step in steps:
             if step.kind != "slice":
-                on_tp = set(step.axes) <= set(TP)
-                size = layout_size(now, program.segment.sizes) if on_tp else _size(now, path, weight, program, rules)
+                sizes = program.segment.sizes
+                size = layout_size(now, sizes) if on_tp(step.axes) else _size(now, path, weight, program, rules)
                 yield (role, step.kind, step.axes), size, movement_dtype(role, step.axes, rules, workload)
             now = step.result
 
 
 def movement_dtype(role: str, axes: Axes, rules: StateRules, workload: Workload) -> str:
     """Parameters are gathered in the compute dtype, gradients reduced in their own (on tp: as the runtime says)."""
-    if role == "parameter" or (set(axes) <= set(TP) and rules.tp_gradient_dtype == "compute"):
+    if role == "parameter" or (on_tp(axes) and rules.tp_gradient_dtype == "compute"):
         return workload.precision.compute
     return workload.precision.gradients
 
@@ -163,6 +163,16 @@ def row_dims(segment: Segment, weight: Weight) -> Dims:
         outputs = tuple(dim for dim in weight.dims if dim in reader.result)
         return outputs or weight.dims[:1]
     return weight.dims if reader.kind in ("norm", "bias", "mul") else weight.dims[:1]
+
+
+def on_tp(axes: Axes) -> bool:
+    return set(axes) <= set(TP)
+
+
+def in_root_unit(movement: Movement, rules: StateRules, content: Sequence[int]) -> bool:
+    """Whether the head's share travels in the embedding's calls, on a stage that has both."""
+    both = bool(content[0] and content[-1]) and movement.segment == len(content) - 1
+    return rules.root_unit and both and not on_tp(movement.axes)
 
 
 def gathers(zero: Floats, rules: StateRules, segments: int) -> tuple[Floats, Floats]:

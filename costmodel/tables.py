@@ -14,6 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from distplan.costmodel.decompose import decompose_norms
 from distplan.costmodel.graph import Segment, segments
 from distplan.costmodel.layout import CP, DATA, TP
 from distplan.costmodel.local_costs import LocalCosts, category_total, local_costs
@@ -229,6 +230,8 @@ class _Same:
 def _engine(same: _Same) -> Engine:
     model, workload, cluster, runtime = same.model, same.workload, same.cluster, same.runtime
     parts = segments(model, workload, runtime.fused_glu)
+    if not runtime.fused_norm:
+        parts = tuple(decompose_norms(part) for part in parts)
     used = list(dict.fromkeys(model.pattern))
     kv_heads = [k.mixer.kv_heads for k in model.kinds.values() if isinstance(k.mixer, Attention)]
     return Engine(
