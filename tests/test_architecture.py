@@ -16,8 +16,8 @@ MAY_IMPORT = {
     "costmodel": {"hardware", "costmodel"},
     "planner": {"hardware", "costmodel", "planner"},
 }
-SPEAKS = {"cli.py", "cli_options.py", "report.py", "report_none.py", "report_catalogue.py", "terminal.py"}
-"""the only modules that may know typer and rich"""
+SPEAKS = ("cli", "report", "terminal")
+"""beginnings of the only modules, all in planner, that may know typer and rich"""
 MODULES = sorted(path for room in MAY_IMPORT for path in (ROOT / room).rglob("*.py"))
 
 
@@ -51,7 +51,7 @@ def test_what_computes_neither_prints_nor_logs_nor_draws(path: Path) -> None:
     calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
     printing = [call.lineno for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
     assert not printing, f"print at line {printing}"
-    if path.parent.name != "planner" or path.name not in SPEAKS:
+    if path.parent.name != "planner" or not path.name.startswith(SPEAKS):
         assert not known & {"typer", "rich", "click"}
 
 
