@@ -68,7 +68,7 @@ def span(axes: Sequence[str], symbols: Mapping[str, Floats], strides: Mapping[st
 
 def local_costs(
     lowered: Lowered, num_segments: int, symbols: Mapping[str, Floats], strides: Mapping[str, Floats],
-    cluster: Cluster, rates: Rates, *, causal: bool, seq_len: float, hides: Mapping[str, bool],
+    cluster: Cluster, rates: Rates, *, causal: bool, hides: Mapping[str, bool], kernel_time: float = 1.0,
 ) -> LocalCosts:
     """Seconds, FLOPs and bytes of every segment, for rows of `symbols` (varying dims and degrees)."""
     table = lowered.sizes.evaluate(symbols)
@@ -78,7 +78,7 @@ def local_costs(
     full = np.zeros((len(works), rows))
     kernel = np.zeros((len(works), rows))
     _gemms(works, table, rates, seconds, full, kernel)
-    _attentions(works, table, rates, symbols, seconds, full, kernel, causal=causal, seq_len=seq_len)
+    _attentions(works, table, rates, symbols, seconds, full, kernel, causal=causal, kernel_time=kernel_time)
     _kernels(works, table, rates, seconds)
     exchanges = _exchanges(works, table, symbols, strides, cluster, seconds, hides)
     for at, exchange in exchanges.items():
@@ -111,24 +111,36 @@ def local_costs(
 
 
 def _gemms(works: Sequence[Work], table: Floats, rates: Rates, seconds: Floats, full: Floats, kernel: Floats) -> None:
+    """Matrix products at the rate of a thermally settled run; those that are part of a merged one cost nothing.
+
+    fp8 operands are cast where they are produced: forward casts the input, the input's gradient casts what
+    comes from above, and the weights' gradient finds both (Transformer Engine's cast-transpose).
+    """
+    joined: dict[int, list[Work]] = {}
     groups: dict[tuple[str, bool], list[int]] = {}
     for at, work in enumerate(works):
-        if work.category == 0:
+        if work.category == 0 and work.leader >= 0:
+            joined.setdefault(work.leader, []).append(work)
+        elif work.category == 0:
             groups.setdefault((work.dtype, work.accumulate), []).append(at)
+    names = ("m", "n", "k", "batch", "groups")
     for (dtype, accumulate), positions in groups.items():
-        names = ("m", "n", "k", "batch", "groups")
-        m, n, k, batch, groups = (table[[getattr(works[p], name) for p in positions]] for name in names)
+        dims = {name: table[[getattr(works[p], name) for p in positions]] for name in names}
+        for row, position in enumerate(positions):
+            for member in joined.get(position, ()):
+                dims[member.grows][row] += table[getattr(member, member.grows)]
+        m, n, k, batch, products = dims.values()
         seconds[positions] = gemm_seconds(
-            rates, m, n, k, dtype, batch=batch, groups=groups, accumulate_fp32=accumulate
-        )
-        full[positions] = kernel[positions] = 2.0 * m * n * k * batch * groups
+            rates, m, n, k, dtype, batch=batch, groups=products, accumulate_fp32=accumulate, cast_input=not accumulate
+        ) / rates.sustained
+        full[positions] = kernel[positions] = 2.0 * m * n * k * batch * products
 
 
 def _attentions(
     works: Sequence[Work], table: Floats, rates: Rates, symbols: Mapping[str, Floats], seconds: Floats, full: Floats,
-    kernel: Floats, *, causal: bool, seq_len: float,
+    kernel: Floats, *, causal: bool, kernel_time: float,
 ) -> None:
-    """Flash attention. A window w of s tokens executes w/s·(2 − w/s) of the causal half; a ring's kernels
+    """Flash attention; `kernel_time` is the runtime's kernel's over that of the best one. A window w of s tokens executes w/s·(2 − w/s) of the causal half; a ring's kernels
     see 1/cp of the tokens at a time, in balanced halves, so that each rank executes the same share."""
     for at, work in enumerate(works):
         if work.category != 1:
@@ -139,7 +151,9 @@ def _attentions(
         square = 2.0 * lines * q_len * kv_len * (head_dim + v_head_dim)
         length = np.minimum(q_len, kv_len) * work.length
         priced = square * work.share
-        seconds[at] = attention_seconds(rates, priced, head_dim, length, length, causal, backward, work.dtype)
+        seconds[at] = attention_seconds(
+            rates, priced, head_dim, length, length, causal, backward, work.dtype
+        ) * (kernel_time / rates.sustained)
         full[at] = square * (2.0 if backward else 1.0)
         executed = square * (work.share * 0.5 if causal else work.share)
         kernel[at] = executed * (BACKWARD_OVER_FORWARD if backward else 1.0)

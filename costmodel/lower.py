@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from distplan.costmodel.joined import Joined, joined_products
 from distplan.costmodel.layout import TP, Axes
 from distplan.costmodel.model import DTYPE_BYTES, Precision, Workload
 from distplan.costmodel.program import COLLECTIVES, Node, SegmentProgram
@@ -31,6 +32,10 @@ class Work:
     dtype: str = ""
     accumulate: bool = False
     """a weight gradient, added into the gradient buffer"""
+    leader: int = -1
+    """position of the product that this one is part of (its time is the leader's); -1 = its own"""
+    grows: str = ""
+    """the dim of a leading product to which its members' own is added: n, or k for the input's gradient"""
     terms: tuple[tuple[int, float], ...] = ()
     """bytes = Σ size · factor: what a memory-bound kernel moves, or what a collective is given"""
     kind: str = ""
@@ -76,12 +81,15 @@ def lower(programs: Sequence[SegmentProgram], workload: Workload) -> Lowered:
         sizes = dict(program.segment.sizes) | {"seq": float(workload.seq_len), "kv_seq": float(workload.seq_len)}
         first = len(works)
         positions: dict[tuple[str, int], int] = {}
+        joined = joined_products(program)
         for node in program.nodes:
+            if (node.name, node.phase) in joined.sums:
+                continue
             for work in _works(index, node, program, sizes, table, workload):
                 positions[(node.name, work.phase)] = len(works)
                 works.append(work)
         for at in range(first, len(works)):
-            works[at] = _placed_behind(works[at], program, positions)
+            works[at] = _led(_placed_behind(works[at], program, positions), joined, positions)
         saved.append(_terms(program.saved, program, sizes, table, workload.precision))
         remade.append(_terms(program.remade, program, sizes, table, workload.precision))
         transients.append(_transients(program, sizes, table, workload.precision))
@@ -103,6 +111,11 @@ def _placed_behind(work: Work, program: SegmentProgram, positions: Mapping[tuple
         segment=work.segment, phase=work.phase, category=work.category, name=work.name, terms=work.terms,
         kind=work.kind, axes=work.axes, behind=found, dtype=work.dtype,
     )
+
+
+def _led(work: Work, joined: Joined, positions: Mapping[tuple[str, int], int]) -> Work:
+    leader = joined.leader.get((work.name, PHASES[work.phase]))
+    return work if leader is None else replace(work, leader=positions[leader, work.phase])
 
 
 def _works(
@@ -132,7 +145,7 @@ def _works(
             segment=segment, phase=phase, category=0, name=node.name, dtype=dtype,
             m=letters(*sorted((a & out) - b)), n=letters(*sorted((b & out) - a)), k=letters(*sorted((a & b) - out)),
             batch=letters(*sorted((a & b & out) - {"experts"})), groups=letters(*sorted(a & b & out & {"experts"})),
-            accumulate=node.function == "wgrad",
+            accumulate=node.function == "wgrad", grows="k" if node.function == "dgrad" else "n",
         )]
     if node.kind in ("attention", "attention_grad"):
         shape = ("batch", "kv_heads", "group")

@@ -108,6 +108,8 @@ class Runtime:
     fused_glu: bool
     """the gated activation is one kernel, which keeps gate and up (unfused: their activation too)"""
     fused_norm: bool
+    attention_kernel: str
+    """flash1 | flash2 | flash3 (the best that the device has: FlashAttention-3, cuDNN)"""
     loss: str
     early_stop: bool
     """full recompute skips what backward does not need (torch's non-reentrant checkpoint)"""
@@ -167,6 +169,7 @@ def _read(doc: Document) -> Runtime:
         selective=_selective(doc),
         fused_glu=take(doc, "fused_glu", bool),
         fused_norm=take(doc, "fused_norm", bool),
+        attention_kernel=take(doc, "attention_kernel", str, choices=("flash1", "flash2", "flash3")),
         loss=take(doc, "loss", str, choices=("vocab_parallel", "fp32_logits", "fused")),
         early_stop=take(doc, "early_stop", bool),
         param_bucket_bytes=take(doc, "param_bucket_bytes", _bytes, minimum=0.0),

@@ -34,6 +34,8 @@ LOCAL_KEY = ("tp", "cp", "micro_batch", "ep", "etp", "dp_replicate", "dp_shard",
 
 def distinct(*columns: NDArray[np.generic]) -> tuple[Ints, Ints]:
     """(row of each distinct combination's first occurrence, combination of every row)."""
+    if len(columns[0]) == 1:
+        return np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
     code = np.zeros(len(columns[0]), dtype=np.int64)
     room = 1
     for column in columns:
@@ -152,7 +154,8 @@ class Engine:
         symbols, strides = self.symbols(columns, cp_kind == "ulysses")
         return local_costs(
             lowered, len(self.segments), symbols, strides, self.cluster, self.rates,  # type: ignore[arg-type]
-            causal=self.workload.causal, seq_len=float(self.workload.seq_len), hides=self.runtime.overlap,
+            causal=self.workload.causal, hides=self.runtime.overlap,
+            kernel_time=self.rates.attention_kernels.get(self.runtime.attention_kernel, 1.0),
         )
 
     def state_store(self, sp: str, zero: str) -> Store:

@@ -143,6 +143,19 @@ def _attention(
     return rates, origin
 
 
+def _attention_kernels(family: str, origins: dict[str, Origin]) -> dict[str, float]:
+    """Time of each older attention kernel over the best one's, from the nearest family that has figures."""
+    _, stated = _tables()
+    for tried in like(family):
+        entries = stated["attention_kernels"].get(tried)
+        if entries:
+            for name, entry in entries.items():
+                provenance = entry["provenance"] if tried == family else ASSUMED
+                origins[f"attention_kernel.{name}"] = _origin(entry, provenance)
+            return {name: float(entry["value"]) for name, entry in entries.items()}
+    return {}
+
+
 def _host(accelerator: AcceleratorLike) -> tuple[float, Origin]:
     """(achieved bytes/s, origin) of the link to the host: own fraction of nominal, or that of its kind of link."""
     fitted, stated = _tables()
@@ -201,4 +214,5 @@ def rates_for(accelerator: AcceleratorLike) -> Rates:
         host_latency=constants["host_latency"]["value"],
         sustained=sustained,
         origins=MappingProxyType(origins),
+        attention_kernels=MappingProxyType(_attention_kernels(family, origins)),
     )

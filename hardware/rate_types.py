@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -108,3 +108,5 @@ class Rates:
     sustained: float
     """rate of products in a long, thermally settled run over that of the short runs `gemm` is fitted to"""
     origins: Mapping[str, Origin]
+    attention_kernels: Mapping[str, float] = field(default_factory=dict)
+    """time of an older attention kernel (flash1, flash2) over that of the best that the rates are fitted to"""
