@@ -34,11 +34,12 @@ class LocalTables:
 class StateTables:
     tables: Mapping[str, Floats]
     zero: Floats
+    gpus: Floats
     index: Ints
 
     def of(self, rows: NDArray[np.intp]) -> StateTables:
         used, index = np.unique(self.index[rows], return_inverse=True)
-        return StateTables(_taken(self.tables, used), self.zero[used], index.astype(np.int64))
+        return StateTables(_taken(self.tables, used), self.zero[used], self.gpus[used], index.astype(np.int64))
 
 
 def _taken(tables: Mapping[str, Floats], places: Ints) -> dict[str, Floats]:
@@ -83,7 +84,7 @@ def state_tables(eng: Engine, rows: Strategies, gpus: Floats) -> StateTables:
         return eng.state_store(key[0], key[1])
 
     tables = _side_by_side(store, ("sp", "zero"), codes, at)
-    return StateTables(tables, codes[1].astype(np.float64), index)
+    return StateTables(tables, codes[1].astype(np.float64), at["gpus"], index)
 
 
 def _side_by_side(

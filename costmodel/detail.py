@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from distplan.costmodel.combine import StateTables, state_tables
 from distplan.costmodel.layout import join_axes
 from distplan.costmodel.local_costs import LocalCosts
 from distplan.costmodel.lower import PHASES, lower
+from distplan.costmodel.model import DTYPE_BYTES
 from distplan.costmodel.stage_costs import layers_only
 from distplan.costmodel.stages import Run, split
 from distplan.costmodel.state import Movement, gathers, in_root_unit, lower_state, on_tp, state_costs
-from distplan.costmodel.step_time import TIME_PARTS, GroupCosts, weight_content
+from distplan.costmodel.step_time import TIME_PARTS, GroupCosts, tied_gradients, weight_content
 from distplan.costmodel.strategy import Floats, Strategies, Strategy
 from distplan.costmodel.tables import LOCAL_KEY, Engine
 from distplan.hardware.collectives import price
@@ -84,6 +86,7 @@ def _of_row(eng: Engine, ledger: _Ledger, row: int, strategy: Strategy, gpus: fl
     local = eng.local_costs(lower(eng.program(structure), eng.workload), columns, strategy.cp_kind)
     _local(ledger, row, local, run, m, share)
     _state(eng, ledger, row, strategy, columns, run, m, float(costs.time[TIME_PARTS.index("exposed dp"), row]))
+    _whole_job(eng, ledger, row, strategy, gpus, state_tables(eng, Strategies.of([strategy]), np.array([gpus])))
     _boundary(eng, ledger, row, strategy, local, critical, m, gpus)
 
 
@@ -121,6 +124,19 @@ def _state(
             "payload_bytes": float(cost.payload_bytes[0]), "wire_bytes": float(cost.wire_bytes[0]),
             "seconds": seconds, "exposed_seconds": exposed * seconds / total if total else 0.0,
         }, 0.0 if joined else float(movement.calls))
+
+
+def _whole_job(eng: Engine, ledger: _Ledger, row: int, strategy: Strategy, gpus: float, state: StateTables) -> None:
+    """What is once a step and not of one segment: the tied embedding's gradients."""
+    one = np.array([gpus])
+    if strategy.pp > 1 and any(segment.shares for segment in eng.segments):
+        cost = tied_gradients(eng, state, one, strategy.pp)
+        payload = float(state.tables["used"][-1, 0]) * DTYPE_BYTES[eng.workload.precision.gradients]
+        seconds = float(cost.seconds[0])
+        ledger.add(row, ("tied embedding gradients", "pp", "all_reduce", "backward"), 1.0, {
+            "payload_bytes": payload, "wire_bytes": float(cost.wire_bytes[0]), "seconds": seconds,
+            "exposed_seconds": seconds,
+        })
 
 
 def _occasions(eng: Engine, movement: Movement, strategy: Strategy, m: float) -> tuple[str, float]:
