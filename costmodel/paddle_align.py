@@ -97,7 +97,7 @@ def align(tensors: Sequence[DistTensor], notation: Sequence[str], free: str, mes
 
 def _settled(tensor: DistTensor, letters: str, sharded: Mapping[int, str], partial: Mapping[int, str]) -> DistAttr:
     mapping: list[Axes] = [()] * len(tensor.attr.dims_mapping)
-    for axis, letter in sharded.items():
+    for axis, letter in sorted(sharded.items()):
         mapping[letters.index(letter)] = (axis,)
     return DistAttr(dims_mapping=tuple(mapping), partial=dict(partial))
 
@@ -173,8 +173,8 @@ def rms_norm_grad(
     x, scale, inverse, gradient = flat(inputs)
     letters = _letters(x.ndim)
     free = letters[:-1]
-    whole = DistTensor(shape=gradient.shape, attr=DistAttr(dims_mapping=gradient.attr.dims_mapping))
-    placed = align([x, inverse, whole], [letters, free, letters], free, mesh)
+    summed = [DistTensor(shape=t.shape, attr=DistAttr(dims_mapping=t.attr.dims_mapping)) for t in (x, inverse, gradient)]
+    placed = align(summed, [letters, free, letters], free, mesh)
     replicated = DistAttr(dims_mapping=((),) * scale.ndim)
     axes = [axis for dim in placed[0].dims_mapping for axis in dim]
     due = DistAttr(dims_mapping=replicated.dims_mapping, partial=dict.fromkeys(axes, "SUM"))

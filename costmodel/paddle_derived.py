@@ -26,19 +26,20 @@ def _extra_tiled(tensors: Sequence[DistTensor], attributes: Attributes) -> int:
     return max(len(_integers(attributes["repeat_times"])) - tensors[0].ndim, 0)
 
 
-def _target(attributes: Attributes) -> list[int]:
-    return _integers(attributes.get("shape", attributes.get("target_shape")))
+def _target(tensors: Sequence[DistTensor], attributes: Attributes) -> list[int]:
+    """The shape to expand to: that of the second tensor, where there is one."""
+    return list(tensors[1].sizes) if len(tensors) > 1 else _integers(attributes["shape"])
 
 
 def _expanded(tensors: Sequence[DistTensor], attributes: Attributes) -> list[int]:
     """Dims of the input that expand makes larger; -1 in the target keeps a size."""
     sizes = tensors[0].sizes
-    target = _target(attributes)[len(_target(attributes)) - len(sizes) :]
+    target = _target(tensors, attributes)[_extra_expanded(tensors, attributes) :]
     return [dim for dim, (size, wanted) in enumerate(zip(sizes, target, strict=True)) if wanted not in (-1, size)]
 
 
 def _extra_expanded(tensors: Sequence[DistTensor], attributes: Attributes) -> int:
-    return len(_target(attributes)) - tensors[0].ndim
+    return len(_target(tensors, attributes)) - tensors[0].ndim
 
 
 def _index_depth(tensors: Sequence[DistTensor], attributes: Attributes) -> int:
@@ -69,10 +70,15 @@ def _vectors(count: int, at: int) -> Callable[[Sequence[DistTensor], Attributes]
     return stated
 
 
+def _one_operand(tensors: Sequence[DistTensor], attributes: Attributes) -> bool:
+    return tensors[1].shape is None
+
+
 _FUNCTIONS: Mapping[str, Callable[[Sequence[DistTensor], Attributes], object]] = {
     "x_vector": _vectors(1, 0),
     "y_vector": _vectors(1, 1),
     "both_vectors": _vectors(2, 0),
+    "one_operand": _one_operand,
     "repeated": _repeated,
     "extra_tiled": _extra_tiled,
     "expanded": _expanded,

@@ -79,7 +79,8 @@ def _notations(
                 spelt[at] = _swapped(spelt[at])
     broadcast = spec.get("broadcast", range(count))
     sources = [_ones(t, s) if i in broadcast else s for i, (t, s) in enumerate(zip(tensors, spelt, strict=False))]
-    targets = [_ones(t, s) for t, s in zip(tensors, spelt[count:], strict=False)]
+    both = list(zip(tensors, spelt[count:], strict=False))
+    targets = [_ones(t, s) if i in broadcast else s for i, (t, s) in enumerate(both)]
     return sources, targets, [_all_ones(s, sources) for s in spelt[2 * count :]]
 
 
@@ -141,6 +142,7 @@ def answered(mapping: Mapping2d, partial: Mapping[int, str] | None = None) -> Di
 
 def forward(spec: Spec, mesh: Sequence[int], inputs: Sequence[Argument], attributes: Attributes) -> Inference:
     spec, attributes = _prepared(spec, inputs, attributes)
+    original = flat(inputs)
     inputs = seen(spec, mesh, inputs)
     tensors = flat(inputs)
     as_list = len(spec["out"]) == 1 and not isinstance(spec["out"][0], str)
@@ -154,9 +156,17 @@ def forward(spec: Spec, mesh: Sequence[int], inputs: Sequence[Argument], attribu
     if "repeat" in spec:
         results = results * _count(attributes[spec["repeat"]])
     answers = [_input(spec, i, tensors[i], sources[i], targets[i], merged) for i in range(len(tensors))]
+    for index in spec.get("source", ()):
+        partial = original[index].attr.partial if index in _passing(spec) else {}
+        answers[index] = DistAttr(dims_mapping=original[index].attr.dims_mapping, partial=partial)
     for index, output in spec.get("partial_as", {}).items():
         answers[index] = answered(answers[index].dims_mapping, results[output].partial)
     return Inference(inputs=regroup(answers, inputs), outputs=(tuple(results),) if as_list else tuple(results))
+
+
+def _passing(spec: Spec) -> set[int]:
+    """Inputs that keep their partial status."""
+    return {*spec.get("through", {}).values(), *spec.get("keeps_partial", ())}
 
 
 def _count(value: object) -> int:
@@ -168,14 +178,13 @@ def _input(
 ) -> DistAttr:
     if tensor.shape is None:
         return tensor.attr
-    passing = index in spec.get("through", {}).values() or index in spec.get("keeps_partial", ())
-    partial = tensor.attr.partial if passing else None
+    partial = dict(tensor.attr.partial) if index in _passing(spec) else {}
     if index in spec.get("verbatim", ()):
-        return answered(masked(source, tensor.attr.dims_mapping), partial)
-    if spec.get("ones_whole"):
+        return DistAttr(dims_mapping=masked(source, tensor.attr.dims_mapping), partial=partial)
+    if index in spec.get("ones_whole", ()):
         pairs = zip(target, tensor.shape, strict=True)
         target = tuple(WHOLE if size == 1 else letter for letter, size in pairs)
-    return answered(read(target, merged), partial)
+    return DistAttr(dims_mapping=read(target, merged), partial=partial)
 
 
 def _output(
@@ -185,7 +194,7 @@ def _output(
     partial = {axis: kind for axis in contracted(spelt, merged)} if kind else {}
     through: Mapping[int, int] = spec.get("through", {})
     if index in through:
-        partial = dict(tensors[through[index]].attr.partial)
+        return DistAttr(dims_mapping=read(spelt, merged), partial=dict(tensors[through[index]].attr.partial))
     like: Mapping[int, int] = spec.get("out_like", {})
     if index in like:
         return answered(tensors[like[index]].attr.dims_mapping, partial)
@@ -208,18 +217,28 @@ def reverse(
     spec: Spec, mesh: Sequence[int], inputs: Sequence[Argument], outputs: Sequence[Argument], attributes: Attributes
 ) -> Inference:
     spec, attributes = _prepared(spec, inputs, attributes)
-    tensors, given = flat(inputs), flat(outputs)
+    tensors, given = flat(inputs), flat(outputs if spec.get("given") == "whole" else seen(spec, mesh, outputs))
     ranks: list[int | None] = [t.ndim for t in given]
     templates = [*_expand(spec["out"], outputs), *_expand(spec.get("out_into", spec["out"]), outputs)]
     _, targets, both = _notations(spec, inputs, templates, [*ranks, *ranks], attributes)
     spelt, read_as = both[: len(given)], both[len(given) :]
     merged = _merge(spec, mesh, flat(seen(spec, mesh, outputs)), spelt)
-    answers = [_input({**spec, "through": {}}, -1, t, (), x, merged) for t, x in zip(tensors, targets, strict=True)]
-    results = [answered(read(x, merged)) for x in read_as]
-    if spec.get("given"):
-        results = [answered(masked(x, t.attr.dims_mapping)) for x, t in zip(spelt, given, strict=True)]
+    plain_spec = {"ones_whole": spec.get("ones_whole", ())}
+    answers = [_input(plain_spec, i, t, (), targets[i], merged) for i, t in enumerate(tensors)]
+    results = [_given(spec, t, x, y, merged) for t, x, y in zip(given, spelt, read_as, strict=True)]
     flat_lists = spec.get("flat_lists")
     return Inference(
         inputs=tuple(answers) if flat_lists else regroup(answers, inputs),
         outputs=tuple(results) if flat_lists else regroup(results, outputs),
     )
+
+
+def _given(
+    spec: Spec, tensor: DistTensor, source: Letters, target: Letters, merged: Mapping[str, Axes]
+) -> DistAttr:
+    """An output of a reverse rule: as merged, or as it was given, without or with what is due on it."""
+    kind = spec.get("given")
+    if kind == "whole":
+        return tensor.attr
+    mapping = masked(source, tensor.attr.dims_mapping) if kind == "masked" else read(target, merged)
+    return DistAttr(dims_mapping=mapping, partial=dict(tensor.attr.partial) if spec.get("outputs_keep_partial") else {})

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from distplan.costmodel.paddle_attr import (
     Argument,
+    Axes,
     DistAttr,
     DistTensor,
     Inference,
@@ -34,8 +35,8 @@ def reduce_broadcast(shape: Sequence[int], gradient: DistAttr, full: Sequence[in
     extra = len(mapping) - len(shape)
     if extra < 0:
         raise RuleRefusedError("the gradient has fewer dims than its input")
-    due = dict(gradient.partial)
-    kept = []
+    due = dict.fromkeys(gradient.partial, "SUM") if extra else dict(gradient.partial)
+    kept: list[Axes] = []
     for dim, axes in enumerate(mapping):
         if dim < extra:
             due.update(dict.fromkeys(axes, "SUM"))

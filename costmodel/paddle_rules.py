@@ -6,13 +6,19 @@ A rule is a notation (paddle_notation.py), the name of a merge (paddle_merge.py)
     into         the templates by which inputs are read, where they differ from `in`
     from         the inputs that take part in the merge, in order of precedence (default all)
     merge        single | strict | divisible | matmul | none (no conflict is looked for)
+    ones_whole   inputs whose dims of size 1 are read as not sharded
     verbatim     inputs that keep their own sharding (dropped dims aside)
+    source       inputs that keep their own sharding untouched
+    keeps_partial  inputs that keep their partial status
     partial      output index -> kind: the output is partial on the axes of contracted letters
     through      output index -> input index whose partial status passes to it; the input keeps it
     swap         attribute -> input index: the last two dims of that input change places if it is true
     keep         name of the attribute that keeps reduced dims
     repeat       attribute that says how many outputs a list output has
-    given        (reverse) outputs are answered as they were given, not as merged
+    given        (reverse) outputs are answered as given, not as merged: masked (dropped dims aside,
+                 nothing partial) or whole
+    out_into     (reverse) the templates by which outputs are read, where they differ from `out`
+    outputs_keep_partial  (reverse)
     function     a function of paddle_shapes.py or paddle_special.py, where no notation says it
 
 Reverse rules merge the outputs and read the inputs; gradient rules are forward rules of the

@@ -40,6 +40,8 @@ class Source:
 
 def sources(given: Sequence[int], wanted: Sequence[int]) -> list[Source]:
     """Where each dim of shape `wanted` comes from in shape `given` (of equally many elements)."""
+    if math.prod(given) != math.prod(wanted):
+        raise RuleRefusedError(f"{list(given)} and {list(wanted)} do not hold equally many elements")
     found: list[Source] = []
     left = right = 0
     while left < len(given) or right < len(wanted):
@@ -197,14 +199,17 @@ def transform_reverse(
     assert isinstance(spec, dict)
     (x,), (out,) = flat(inputs), flat(outputs)
     kind = spec["kind"]
-    forth = _wanted(kind, x.sizes, attributes)
-    back = sources(_shape_of(forth), x.sizes) if kind in ("reshape", "flatten") else inverted(forth, x.sizes)
+    if kind == "reshape":
+        back = sources(out.sizes, x.sizes)
+    else:
+        forth = _wanted(kind, x.sizes, attributes)
+        back = sources(_shape_of(forth), x.sizes) if kind == "flatten" else inverted(forth, x.sizes)
     mapping = single_axis(out.attr.dims_mapping, mesh)
     kept, placed = through(back, out.sizes, mapping, mesh, fold=False)
     passes = kind in ("reshape", "flatten")
     return Inference(
         inputs=(DistAttr(dims_mapping=placed, partial=dict(x.attr.partial) if passes else {}),),
-        outputs=(DistAttr(dims_mapping=kept, partial=dict(out.attr.partial) if passes else {}),),
+        outputs=(DistAttr(dims_mapping=kept, partial=dict(out.attr.partial) if kind == "reshape" else {}),),
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from distplan.costmodel import paddle_merge
-from distplan.costmodel.merge import read
+from distplan.costmodel.merge import WHOLE, read
 from distplan.costmodel.paddle_attr import (
     ABSENT,
     Argument,
@@ -127,6 +127,8 @@ def moe_combine(
         return Inference(inputs=tuple(answers), outputs=tuple(answers[:3]))
     if merged["k"]:
         merged["h"] = ()
+        if len(mesh) < 2:
+            raise RuleRefusedError("there is no mesh axis 1 to be partial on")
     out = answered(read(("s", "h"), merged), {1: "SUM"} if merged["k"] else {})
     return Inference(inputs=tuple(answered(read(x, merged)) for x in letters), outputs=(out,))
 
@@ -142,7 +144,7 @@ def adamw(spec: Spec, mesh: Sequence[int], inputs: Arguments, outputs: Arguments
         raise RuleRefusedError("parameter, gradient and moments differ in rank")
     if any(axes for axes in skip.attr.dims_mapping):
         raise RuleRefusedError("the skip flag is sharded")
-    letters = tuple(f"X{i}" for i in range(param.ndim))
+    letters = tuple(WHOLE if size == 1 else f"X{i}" for i, size in enumerate(param.sizes))
     merged = paddle_merge.single([(letters, t.attr.dims_mapping) for t in (param, grad)])
     stated = [read(letters, merged), *(t.attr.dims_mapping for t in (m1, m2))]
     offers = [{axes for axes in dim if axes} for dim in zip(*stated, strict=True)]
