@@ -53,7 +53,7 @@ Placement = Annotated[str, typer.Option(metavar="PLACES", help="Of the operand: 
 RuleOption = Annotated[str | None, typer.Option("--op", metavar="NAME", help="A rule of the paddle dialect.")]
 ShapesOption = Annotated[str, typer.Option("--shapes", metavar="SIZES", help="Per operand: 64x32,32x48.")]
 AttributesOption = Annotated[str, typer.Option("--attributes", metavar="PAIRS", help="Of the rule: axis=1,keepdim=true.")]
-DialectOption = Annotated[str, typer.Option("--dialect", metavar="NAME", help="ideal or paddle.")]
+DialectOption = Annotated[str, typer.Option("--dialect", metavar="NAME", help="ideal, or paddle, which --op means.")]
 Identifier = Annotated[str, typer.Argument(help="An id from the list, an alias of it, or a file of your own.")]
 Graph = Annotated[bool, typer.Option("--graph", help="Also list the operators of every kind of layer.")]
 
@@ -112,7 +112,7 @@ def verify(model: EstimateFile, plan: StrategyFile = None, **options: Any) -> in
 def spmd(
     notation: Notation = None, mesh: MeshOption = "", x: Placement = "", y: Placement = "", z: Placement = "",
     op: RuleOption = None, shapes: ShapesOption = "", attributes: AttributesOption = "",
-    dialect: DialectOption = "ideal", **options: Any,
+    dialect: DialectOption = "", **options: Any,
 ) -> int:  # fmt: skip
     """Show one inference step by step: notation, merge, reshards, result, communication, proof."""
     from distplan.planner.cli_spmd import Question, run_spmd

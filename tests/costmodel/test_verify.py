@@ -1,0 +1,198 @@
+"""Proof of equivalence: the Programs that are priced, executed on simulated ranks, give what one device gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from distplan.costmodel import tables
+from distplan.costmodel import verify as proof
+from distplan.costmodel.estimate import estimate
+from distplan.costmodel.interpret_kernels import InterpretError
+from distplan.costmodel.lower import Lowered
+from distplan.costmodel.model import Workload
+from distplan.costmodel.model_file import load_model
+from distplan.costmodel.program import SegmentProgram
+from distplan.costmodel.runtime import load_runtime
+from distplan.costmodel.strategy import Strategies, Strategy
+from distplan.costmodel.verify import Verification, programs_of, verify
+from distplan.costmodel.workload import workload
+from distplan.hardware.cluster import load_cluster
+
+PLAIN: dict[str, Any] = {}
+UNFUSED = {"attention": "unfused", "loss": "fp32_logits", "optimizer": "sgd"}
+FUSED_LOSS = {"loss": "fused"}
+
+CASES: dict[str, tuple[str, str, dict[str, Any], Strategy]] = {
+    "one device": ("llama-3.1-8b", "megatron", PLAIN, Strategy()),
+    "ddp": ("gpt2", "torchtitan", PLAIN, Strategy(dp_shard=2, zero=0)),
+    "zero 1": ("llama-3.1-8b", "megatron", PLAIN, Strategy(dp_shard=8, zero=1, micro_batch=2)),
+    "zero 2, reduced each micro-batch": ("llama-3.1-8b", "deepspeed", PLAIN, Strategy(dp_shard=4, zero=2)),
+    "zero 3": ("gemma-2-9b", "torchtitan", PLAIN, Strategy(dp_shard=4, zero=3)),
+    "hsdp": ("llama-3.1-8b", "torchtitan", PLAIN, Strategy(dp_replicate=2, dp_shard=4, zero=3)),
+    "hsdp, zero 2": ("llama-3.1-8b", "deepspeed", PLAIN, Strategy(dp_replicate=2, dp_shard=2, zero=2)),
+    "tp": ("gpt2", "megatron", PLAIN, Strategy(tp=4)),
+    "tp, sp": ("llama-3.1-8b", "megatron", PLAIN, Strategy(tp=8, sp=True)),
+    "tp, sp, gathered tensors kept": ("llama-3.1-8b", "torchtitan", PLAIN, Strategy(tp=8, sp=True)),
+    "tp, separate input gradients": ("llama-3.1-8b", "torchtitan", PLAIN, Strategy(tp=2)),
+    "fewer heads than tp": ("qwen2.5-7b", "megatron", PLAIN, Strategy(tp=8, sp=True)),
+    "fewer heads than tp, no sp": ("qwen2.5-7b", "any", PLAIN, Strategy(tp=8)),
+    "fewer heads than tp, qk norm": ("qwen3-8b", "any", PLAIN, Strategy(tp=16, sp=True)),
+    "ring": ("llama-3.1-8b", "megatron", PLAIN, Strategy(cp=4, cp_kind="ring", dp_shard=2)),
+    "ring, fewer heads than tp": ("qwen2.5-7b", "megatron", PLAIN, Strategy(tp=8, sp=True, cp=2, cp_kind="ring")),
+    "all-gather": ("llama-3.1-8b", "torchtitan", PLAIN, Strategy(cp=2, cp_kind="all_gather", tp=2, sp=True)),
+    "ulysses": ("llama-3.1-8b", "deepspeed", PLAIN, Strategy(cp=4, cp_kind="ulysses", dp_shard=2, zero=3)),
+    "ulysses, fewer heads than cp": ("llama-3.1-8b", "any", PLAIN, Strategy(cp=32, cp_kind="ulysses", dp_shard=2)),
+    "ulysses, tp, sp": ("llama-3.1-8b", "any", PLAIN, Strategy(cp=8, tp=4, sp=True, cp_kind="ulysses", zero=3)),
+    "ulysses, qk norm over all heads": ("olmo-2-7b", "any", PLAIN, Strategy(cp=2, tp=2, cp_kind="ulysses")),
+    "pipeline, tied": ("gpt2", "megatron", PLAIN, Strategy(pp=2, tp=2, dp_shard=2)),
+    "interleaved": ("llama-3.1-8b", "megatron", PLAIN, Strategy(pp=2, vpp=2, schedule="interleaved")),
+    "selective": ("llama-3.1-8b", "megatron", PLAIN, Strategy(tp=2, sp=True, recompute="selective")),
+    "full": ("llama-3.1-8b", "megatron", PLAIN, Strategy(tp=2, sp=True, recompute="full", pp=2)),
+    "full, early stop, ring": ("gpt-neox-20b", "torchtitan", PLAIN, Strategy(tp=2, cp=2, cp_kind="ring", recompute="full")),
+    "unfused": ("gpt2", "megatron", UNFUSED, Strategy(tp=2, sp=True, cp=2, cp_kind="all_gather")),
+    "unfused, core recomputed": ("llama-3.1-8b", "megatron", UNFUSED, Strategy(tp=2, recompute="selective")),
+    "fused loss": ("llama-3.1-8b", "megatron", FUSED_LOSS, Strategy(tp=2, dp_shard=2)),
+    "sgd": ("gpt2", "megatron", {"optimizer": "sgd"}, Strategy(tp=2, dp_shard=2, pp=2)),
+    "parallel branches": ("gpt-neox-20b", "megatron", PLAIN, Strategy(tp=2, sp=True, dp_shard=2)),
+    "one norm for both branches": ("falcon-40b", "megatron", PLAIN, Strategy(tp=2, dp_shard=2)),
+    "sandwich norms": ("gemma-2-9b", "megatron", PLAIN, Strategy(tp=4, sp=True, dp_shard=2)),
+    "two kinds of layer": ("gemma-3-27b", "megatron", PLAIN, Strategy(tp=2, sp=True, pp=2)),
+    "post norms": ("olmo-2-7b", "torchtitan", PLAIN, Strategy(tp=2, sp=True, dp_shard=2)),
+    "embedding norm": ("bloom-176b", "megatron", PLAIN, Strategy(tp=2, sp=True, pp=2)),
+    "learned positions with offset": ("opt-13b", "megatron", PLAIN, Strategy(tp=2, sp=True, cp=2, cp_kind="ring")),
+    "64 ranks": (
+        "llama-3.1-8b", "any", PLAIN,
+        Strategy(dp_replicate=2, dp_shard=2, tp=4, sp=True, cp=2, cp_kind="ring", pp=2, zero=3),
+    ),
+}  # fmt: skip
+
+
+def run(name: str, runtime: str, overrides: dict[str, Any], strategy: Strategy, **more: Any) -> Verification:
+    file = load_model(name)
+    job = workload(file.model, file.workload, gpus=64, overrides=overrides)
+    return verify(file.model, job, load_runtime(runtime), strategy, **more)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_strategy_gives_what_one_device_gives_and_needs_all_of_its_collectives(
+    case: tuple[str, str, dict[str, Any], Strategy],
+) -> None:
+    found = run(*case)
+    assert [t for t in found.tensors if t.error > proof.TOLERANCE] == []
+    assert found.needless == ()
+    assert found.ranks <= proof.MAX_RANKS
+    assert {t.what for t in found.tensors} == {"loss", "output", "input gradient", "gradient", "weight"}
+
+
+def test_all_collectives_on_axes_above_one_are_tried() -> None:
+    found = run(*CASES["64 ranks"])
+    assert {each.needed for each in found.collectives} == {True, None}
+    for each in found.collectives:
+        sent = any(found.degrees.get(axis, 1) > 1 for axis in each.axes)
+        assert (each.needed is not None) == sent, each
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_other_numbers_give_the_same_verdict(seed: int) -> None:
+    assert run(*CASES["pipeline, tied"], seed=seed, removals=False).equal
+
+
+def test_what_is_executed_is_the_object_that_is_priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    file, cluster, runtime = load_model("llama-3.1-8b"), load_cluster("dgx-h100"), load_runtime("megatron")
+    job = workload(file.model, file.workload, gpus=16)
+    priced: list[Sequence[SegmentProgram]] = []
+    executed: list[Sequence[SegmentProgram]] = []
+    lower, parts = tables.lower, proof._parts
+
+    def watch_lower(programs: Sequence[SegmentProgram], workload: Workload) -> Lowered:
+        priced.append(programs)
+        return lower(programs, workload)
+
+    def watch_parts(eng: tables.Engine, programs: Sequence[SegmentProgram], chunks: int) -> tuple[proof.Part, ...]:
+        executed.append(programs)
+        return parts(eng, programs, chunks)
+
+    monkeypatch.setattr(tables, "lower", watch_lower)
+    monkeypatch.setattr(proof, "_parts", watch_parts)
+    strategy = Strategy(tp=4, sp=True, dp_shard=4, recompute="full")
+    tables._engine.cache_clear()
+    estimate(file.model, job, cluster, runtime, Strategies.of([strategy]), usable_bytes=None, detail=False)
+    verify(file.model, job, runtime, strategy, cluster=cluster, removals=False)
+    assert any(all(a is b for a, b in zip(executed[0], each, strict=True)) for each in priced)
+
+
+def tampered(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    original = programs_of
+
+    def changed(eng: tables.Engine, strategy: Strategy) -> tuple[SegmentProgram, ...]:
+        return tuple(change(program) for program in original(eng, strategy))
+
+    monkeypatch.setattr(proof, "programs_of", changed)
+
+
+def test_a_program_that_forgets_a_reduction_is_not_equivalent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget(program: SegmentProgram) -> SegmentProgram:
+        nodes = [replace(n, kind="slice") if n.kind == "reduce_scatter" else n for n in program.nodes]
+        return replace(program, nodes=tuple(nodes))
+
+    tampered(monkeypatch, forget)
+    assert not run(*CASES["tp, sp"], removals=False).equal
+
+
+def test_a_collective_that_changes_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An all-reduce whose result nobody reads."""
+    def pad(program: SegmentProgram) -> SegmentProgram:
+        twice = [n for n in program.nodes if n.kind == "all_reduce" and n.phase == "forward"][:1]
+        nodes = list(program.nodes)
+        values = dict(program.values)
+        for node in twice:
+            values["idle"] = values[node.outputs[0]]
+            nodes.insert(nodes.index(node) + 1, replace(node, name="idle", outputs=("idle",)))
+        return replace(program, nodes=tuple(nodes), values=values)
+
+    tampered(monkeypatch, pad)
+    found = run(*CASES["tp"])
+    assert found.equal
+    assert {each.name for each in found.needless} == {"idle"}
+    assert not found.passed
+
+
+def test_a_value_that_backward_reads_and_nobody_saved_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    tampered(monkeypatch, lambda program: replace(program, saved=program.saved[1:]))
+    with pytest.raises(InterpretError, match="is not there"):
+        run(*CASES["tp"], removals=False)
+
+
+def programs() -> Iterator[tuple[str, SegmentProgram]]:
+    for title, (name, runtime, overrides, strategy) in CASES.items():
+        file = load_model(name)
+        job = workload(file.model, file.workload, gpus=64, overrides=overrides)
+        eng = tables.engine(file.model, job, load_cluster("dgx-h100"), load_runtime(runtime))
+        for program in programs_of(eng, strategy):
+            yield title, program
+
+
+def test_nothing_is_saved_that_backward_does_not_read() -> None:
+    for title, program in programs():
+        read = {name for node in program.nodes if node.phase != "forward" for name in node.inputs}
+        assert set(program.saved) <= read, f"{title}: {program.segment.name}"
+
+
+def test_gradients_lie_alike_whatever_the_attention_and_recomputation() -> None:
+    """State is priced once for all structures with the same sp (Engine.state_store)."""
+    for name in ("llama-3.1-8b", "olmo-2-7b", "gpt2"):
+        file = load_model(name)
+        job = workload(file.model, file.workload, gpus=64)
+        eng = tables.engine(file.model, job, load_cluster("dgx-h100"), load_runtime("any"))
+        for sp in ("true", "false"):
+            first = eng.program(eng.structure(sp, "all_gather", "none"))
+            for kind, recompute in (("ring", "none"), ("ulysses", "none"), ("ulysses", "full")):
+                for one, other in zip(first, eng.program(eng.structure(sp, kind, recompute)), strict=True):
+                    for weight, gradient in one.gradients.items():
+                        there = other.values[other.gradients[weight]].layout
+                        here = one.values[gradient].layout
+                        assert (here.shards, set(here.partial)) == (there.shards, set(there.partial)), weight
