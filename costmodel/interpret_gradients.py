@@ -60,7 +60,7 @@ def _glu(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 def _product(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
     dy, a, b = inputs
-    return dy * b, dy * a
+    return dy * aligned(b, call.out_dims[1], call.result), _sum_over_others(dy * a, call.result, call.out_dims[1])
 
 
 def _dropout(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:

@@ -86,7 +86,7 @@ def _sum(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def _product(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    return (inputs[0] * inputs[1],)
+    return (inputs[0] * aligned(inputs[1], call.dims[1], call.result),)
 
 
 def _same(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
