@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
@@ -52,7 +52,9 @@ MeshOption = Annotated[str, typer.Option("--mesh", metavar="AXES", help="Axes an
 Placement = Annotated[str, typer.Option(metavar="PLACES", help="Of the operand: m:x, k:x+y, partial:y.")]
 RuleOption = Annotated[str | None, typer.Option("--op", metavar="NAME", help="A rule of the paddle dialect.")]
 ShapesOption = Annotated[str, typer.Option("--shapes", metavar="SIZES", help="Per operand: 64x32,32x48.")]
-AttributesOption = Annotated[str, typer.Option("--attributes", metavar="PAIRS", help="Of the rule: axis=1,keepdim=true.")]
+AttributesOption = Annotated[
+    str, typer.Option("--attributes", metavar="PAIRS", help="Of the rule: axis=1,keepdim=true.")
+]
 DialectOption = Annotated[str, typer.Option("--dialect", metavar="NAME", help="ideal, or paddle, which --op means.")]
 Identifier = Annotated[str, typer.Argument(help="An id from the list, an alias of it, or a file of your own.")]
 Graph = Annotated[bool, typer.Option("--graph", help="Also list the operators of every kind of layer.")]
@@ -172,6 +174,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         code = app(args=None if arguments is None else list(arguments), prog_name="distplan", standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:
+            say("distplan: interrupted")
         return int(code or OK)
     except DistplanError as error:
         return _complain(str(error))
@@ -234,7 +238,3 @@ def _fault(error: Exception, arguments: Sequence[str]) -> int:
     how = "" if wanted else " (run it again with -v for the traceback)"
     say(f"distplan: a fault of ours: {clean(type(error).__name__)}: {clean(error)}; please report it{how}")
     return FAULT
-
-
-def main() -> NoReturn:
-    sys.exit(run())

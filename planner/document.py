@@ -13,6 +13,8 @@ from distplan.planner.plan import Choice, NothingFits, NothingLegal, OtherRuntim
 
 FORMAT_VERSION = "1.0"
 """minor: fields were added; major: a field changed its meaning or went. Readers ignore what they do not know."""
+_UNSEEN = 1e-7
+"""a share that six significant digits do not show: the simulation's sums in another order"""
 
 Plain = dict[str, Any]
 
@@ -115,7 +117,8 @@ def time_parts(chosen: Choice) -> Plain:
     """Parts of the closed form, and what the simulation found beyond it (waits between uneven stages)."""
     parts = {name: float(seconds[0]) for name, seconds in chosen.estimate.time.items()}
     beyond = chosen.step_seconds - float(chosen.estimate.step_seconds[0])
-    return parts | ({"schedule_wait": beyond} if beyond else {})
+    seen = abs(beyond) > _UNSEEN * chosen.step_seconds
+    return parts | ({"schedule_wait": beyond} if seen else {})
 
 
 def utilization(chosen: Choice, plan: Plan) -> Plain:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
 WIDTH = 80
 _PATIENCE_SECONDS = 1.0
@@ -91,36 +93,47 @@ def progress(what: str, *, quiet: bool, no_color: bool) -> Iterator[Callable[[fl
 
 
 class _Bar:
-    """rich's bar, imported and started only where the work turns out to be long."""
+    """rich's bar, imported and started by a timer, and so only where the work turns out to be long.
+
+    It pulses until the first call and again after the last, while the best strategies are compared.
+    """
 
     def __init__(self, what: str, *, no_color: bool) -> None:
-        import time
-
         self._what = what
         self._no_color = no_color
-        self._now = time.monotonic
-        self._started = time.monotonic()
-        self._stop: Callable[[], None] | None = None
-        self._update: Callable[[float, float], None] | None = None
+        self._lock = threading.Lock()
+        self._ended = False
+        self._progress: tuple[float, float | None] = (0.0, None)
+        self._drawn: Progress | None = None
+        self._timer = threading.Timer(_PATIENCE_SECONDS, self._start)
+        self._timer.daemon = True
+        self._timer.start()
 
     def show(self, done: float, total: float) -> None:
-        if self._update is None:
-            if self._now() - self._started < _PATIENCE_SECONDS:
-                return
-            self._start()
-        if self._update is not None:
-            self._update(done, total)
+        with self._lock:
+            self._progress = (done, total if done < total else None)
+            self._update()
 
     def _start(self) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        columns = (TextColumn(self._what), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn())
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         drawn = Progress(*columns, console=console(sys.stderr, no_color=self._no_color), transient=True)
-        task = drawn.add_task(self._what, total=None)
-        drawn.start()
-        self._stop = drawn.stop
-        self._update = lambda done, total: drawn.update(task, completed=done, total=total)
+        drawn.add_task(self._what, total=None)
+        with self._lock:
+            if not self._ended:
+                self._drawn = drawn
+                self._update()
+                drawn.start()
+
+    def _update(self) -> None:
+        if self._drawn is not None:
+            done, total = self._progress
+            self._drawn.update(self._drawn.task_ids[0], completed=done, total=total)
 
     def stop(self) -> None:
-        if self._stop is not None:
-            self._stop()
+        self._timer.cancel()
+        with self._lock:
+            self._ended = True
+            if self._drawn is not None:
+                self._drawn.stop()

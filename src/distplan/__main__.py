@@ -1,6 +1,22 @@
-"""`python -m distplan` is the command `distplan`."""
+"""The command `distplan`, which is also `python -m distplan`.
 
-from distplan.planner.cli import main
+The rest is imported inside, so that Ctrl-C during start-up ends like Ctrl-C at any other time.
+"""
+
+import sys
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    try:
+        from distplan.planner.cli import run
+
+        code = run()
+    except KeyboardInterrupt:
+        sys.stderr.write("distplan: interrupted\n")
+        code = 130
+    sys.exit(code)
+
 
 if __name__ == "__main__":
     main()
