@@ -2,23 +2,31 @@
 
 Stage s numbers its forwards k = 0..m·v−1: rows of pp micro-batches, a row per chunk, v rows to a group of pp
 micro-batches; backwards the same with the chunks in reverse. It runs w = 2(pp−1−s) + (v−1)pp warm-up forwards, then
-forward w+i and backward i in turn. So forward k of stage s and backward k−w lie in the same *slot* k+s, whose inputs
-all come from the slot before: slots are worked off one by one, all stages at once.
+forward w+i and backward i in turn. Read backwards in time the schedule is itself with f and b exchanged, so one
+function gives the way in (to the first backward of each stage) and the way out (from its last forward).
 
-Read backwards in time the schedule is itself with f and b exchanged. So all slots are followed from both ends, up to
-where they meet: exact for up to three groups. The groups beyond three lie in between: there a path stays on one
-stage and pays what that computes, or leaves a stage (one of three) and comes back to it, a group later, by the
-longest way; exact but for paths that change stages otherwise. With m = pp all forwards come first, then all
+In the middle a path that stays on one stage pays what that computes; one that changes stages pays in each slot for at
+most one forward and one backward. The chunks that run forward at the same time are pp neighbours in the model, so if
+the dearest of every pp neighbours together cost hardly more than the heaviest stage, staying is the longest path, and
+a row is *settled*. Other rows, those whose messages take longer than a job, and those with so few micro-batches that
+there is hardly a middle are followed slot by slot (pipeline_waves.py). With m = pp all forwards come first, then all
 backwards, and each half is exact.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
+from distplan.costmodel.pipeline_waves import follow_slots
+
 Floats = NDArray[np.float64]
 
+SETTLED = 0.01
+"""share of a step that a path may gain by changing stages before the row is followed slot by slot: an accuracy"""
 BLOCK = 2048
 """rows worked on at a time, so that a slot's arrays stay in the processor's cache; changes no bit"""
 
@@ -28,8 +36,14 @@ def interleaved(
 ) -> Floats:
     """Seconds of interleaved 1F1B per row; see pipeline.py for the shapes. m is a multiple of pp, vpp ≥ 2."""
     chunk = np.repeat(np.arange(len(count)), count)
+    settled = _settled(f, b, tuple(count), p2p, pp) & (m >= 3.0 * pp)
     seconds = np.empty_like(m)
-    for rows_of, solve in ((np.flatnonzero(m <= pp), _forwards_first), (np.flatnonzero(m > pp), _steady)):
+    for chosen, solve in (
+        (m <= pp, _forwards_first),
+        ((m > pp) & settled, _stay),
+        ((m > pp) & ~settled, follow_slots),
+    ):
+        rows_of = np.flatnonzero(chosen)
         for first in range(0, len(rows_of), BLOCK):
             rows = rows_of[first : first + BLOCK]
             # [way in or way out, chunk of the stage, stage, row]
@@ -38,158 +52,102 @@ def interleaved(
     return seconds
 
 
-def _steady(cost: Floats, p2p: Floats, m: Floats) -> Floats:
-    """More micro-batches than stages."""
+def _settled(f: list[Floats], b: list[Floats], count: tuple[int, ...], p2p: Floats, pp: int) -> NDArray[np.bool_]:
+    """Rows in which no path can gain more than SETTLED by changing stages: not while forwards and backwards alternate,
+    not among the forwards before, nor among the backwards after."""
+    dearest = [_dearest(times, count, pp) for times in (f, b)]
+    loads = [tuple(_load(times, runs) for times in (f, b)) for runs in _stages(count, pp)]
+    heaviest, heaviest_f, heaviest_b = loads[0][0] + loads[0][1], loads[0][0], loads[0][1]
+    for load_f, load_b in loads[1:]:
+        heaviest = np.maximum(heaviest, load_f + load_b)
+        heaviest_f, heaviest_b = np.maximum(heaviest_f, load_f), np.maximum(heaviest_b, load_b)
+    least = np.minimum(f[0], b[0])
+    for x, y in zip(f, b, strict=True):
+        least = np.minimum(least, np.minimum(x, y))
+    most = (1.0 + SETTLED) * pp
+    settled: NDArray[np.bool_] = (
+        (dearest[0] + dearest[1] <= most * heaviest)
+        & (dearest[0] <= most * heaviest_f)
+        & (dearest[1] <= most * heaviest_b)
+        & (p2p <= least)
+    )
+    return settled
+
+
+def _dearest(times: list[Floats], count: tuple[int, ...], pp: int) -> Floats:
+    """Seconds of a group if in every slot the dearest of the chunks that run together counted."""
+    total = 0.0 * times[0]
+    for runs, slots in _neighbours(count, pp):
+        most = times[runs[0]]
+        for r in runs[1:]:
+            most = np.maximum(most, times[r])
+        total = total + slots * most
+    return total
+
+
+def _load(times: list[Floats], runs: tuple[int, ...]) -> Floats:
+    load = times[runs[0]]
+    for r in runs[1:]:
+        load = load + times[r]
+    return load
+
+
+@lru_cache(maxsize=4096)
+def _neighbours(count: tuple[int, ...], pp: int) -> list[tuple[tuple[int, ...], int]]:
+    """(runs, how often) of the pp neighbouring chunks that run together, over the slots of a group."""
+    run_of = [r for r, n in enumerate(count) for _ in range(n)]
+    chunks = len(run_of)
+    sets = Counter(tuple(sorted({run_of[(x + k) % chunks] for k in range(pp)})) for x in range(chunks))
+    return list(sets.items())
+
+
+@lru_cache(maxsize=4096)
+def _stages(count: tuple[int, ...], pp: int) -> list[tuple[int, ...]]:
+    """The different lists of runs that stages hold."""
+    run_of = [r for r, n in enumerate(count) for _ in range(n)]
+    return list(dict.fromkeys(tuple(run_of[s::pp]) for s in range(pp)))
+
+
+def _stay(cost: Floats, p2p: Floats, m: Floats) -> Floats:
+    """Way in, everything that one stage computes in the middle, way out: the longest over the stages."""
     _, vpp, pp, _ = cost.shape
-    groups = np.floor(m / pp)
-    best = np.full_like(m, -np.inf)
-    work = _Work(cost, cost[::-1], p2p, ways=2)
-    done = 0
-    for few in (2, 3):
-        mine = groups == 2.0 if few == 2 else groups >= 3.0
-        if not mine.any():
-            continue
-        # the last slot of the way in and of the way out, counted from either end
-        last = few * pp * vpp + pp - 1 + pp * vpp - 1 - 2
-        for slot in range(done, last - last // 2 + 1):
-            work.slot(slot)
-            if slot == last // 2:
-                entering = work.crossing(slot)
-            if slot == last - last // 2:
-                leaving = work.backward.done[1, ::-1].copy(), work.forward.done[1].copy()
-        done = last - last // 2 + 1
-        stay, back = _between(cost, p2p, m, few, entering[2] + leaving[0])
-        best = np.where(mine, _meet(entering, leaving, stay, back), best)
+    both = cost[0] + cost[1]
+    ends = _way_in(cost[0], cost[1], p2p) + _way_in(cost[1], cost[0], p2p)
+    middle = -both[-1]
+    for row in range(vpp):
+        middle = middle + (m - _met(row, pp, vpp)) * both[row]
+    best: Floats = ends[0] + middle[0]
+    for s in range(1, pp):
+        best = np.maximum(best, ends[s] + middle[s])
     return best
 
 
-def _between(
-    cost: Floats, p2p: Floats, m: Floats, groups: int, critical: Floats
-) -> tuple[Floats, Floats]:
-    """Seconds [stage, row] for the micro-batches beyond `groups` groups: staying on the stage, or coming back.
+def _met(row: int, pp: int, vpp: int) -> Floats:
+    """[stage, 1]: how many forwards of its chunk `row` a stage runs before its first backward."""
+    met = 2 * (pp - 1 - np.arange(pp)) + (vpp - 1) * pp + 1
+    groups, rest = np.divmod(met, pp * vpp)
+    slots: Floats = (groups * pp + np.minimum(np.maximum(rest - row * pp, 0), pp)).astype(np.float64)
+    return slots[:, None]
 
-    The way back is followed for the first and the last stage, next to which most paths turn, and for the one with
-    the longest path without it (`critical`: the paths through each stage's own jobs, for `groups` groups).
-    """
-    _, vpp, pp, _ = cost.shape
-    load = cost[0, 0] + cost[1, 0]
+
+def _way_in(f: Floats, b: Floats, p2p: Floats) -> Floats:
+    """End of the first backward of each stage [stage, row]: down the chain of chunks to the stage's chunk j, then
+    its own forwards; or by way of a later stage's first backward."""
+    vpp, pp, _ = f.shape
+    chain = np.add.accumulate((f + p2p).reshape(vpp * pp, -1), axis=0).reshape(f.shape)
+    left = _met(0, pp, vpp) * f[0]
     for row in range(1, vpp):
-        load = load + (cost[0, row] + cost[1, row])
-    more = np.maximum(m - float(groups * pp), 0.0)
-    stay = more * load
-    back = stay.copy()
-    if groups > 2 and np.any(more > 0.0):
-        from_stage = np.zeros((3, len(m)), dtype=np.int64)
-        from_stage[1] = pp - 1
-        from_stage[2] = np.argmax(critical + stay, axis=0)
-        longest = more * (_return(cost, p2p, from_stage) / pp)
-        for way, stage in zip(longest, from_stage, strict=True):
-            back = np.where(np.arange(pp)[:, None] == stage, np.maximum(back, way), back)
-    return stay, back
-
-
-def _meet(
-    entering: tuple[Floats, Floats, Floats], leaving: tuple[Floats, Floats], stay: Floats, back: Floats
-) -> Floats:
-    """Longest path over the edges into a slot: from the stage's own job before, or a message, to the end."""
-    (message_f, message_b, clock), (after_f, after_b) = entering, leaving
-    stages = len(clock)
-    best: Floats = clock[0] + after_f[0] + back[0]
-    for s in range(stages):
-        around_f, around_b = np.maximum(stay[s], stay[s - 1]), np.maximum(stay[s], stay[(s + 1) % stages])
-        best = np.maximum(best, clock[s] + after_f[s] + back[s])
-        best = np.maximum(best, message_f[s] + after_f[s] + around_f)
-        best = np.maximum(best, message_b[s] + after_b[s] + around_b)
-    return best
-
-
-def _return(cost: Floats, p2p: Floats, stage: NDArray[np.int64]) -> Floats:
-    """Longest way from the end of a backward of `stage` [way, row] to that of the backward a group later."""
-    _, vpp, pp, _ = cost.shape
-    work = _Work(cost[:1], cost[1:], p2p, ways=len(stage))
-    work.clock[:] = -np.inf
-    came = np.empty(stage.shape)
-    first = 2 * pp * vpp - 1
-    for slot in range(first, first + pp * vpp + pp):
-        number = work.slot(slot)
-        begin, end = number - pp * vpp, number - 2 * pp * vpp
-        if begin < pp:
-            here = stage == pp - 1 - begin
-            work.backward.done[:, begin][here] = 0.0
-            work.clock[:, pp - 1 - begin][here] = 0.0
-        if end >= 0:
-            here = stage == pp - 1 - end
-            came[here] = work.backward.done[:, end][here]
-    return came
-
-
-class _Work:
-    """Forwards and backwards of all stages, slot by slot; [way, chunk of the stage, stage, row] with a cost that may
-    be the same for all ways."""
-
-    def __init__(self, forward: Floats, backward: Floats, p2p: Floats, ways: int) -> None:
-        # backwards: the chain runs through the chunks and stages in reverse
-        self.cost, self.back, self.p2p = forward, np.ascontiguousarray(backward[:, ::-1, ::-1]), p2p
-        shape = (ways, *forward.shape[1:])
-        self.forward, self.backward = _Chain(shape), _Chain(shape)
-        self.clock = np.zeros_like(self.forward.done)
-
-    def slot(self, slot: int) -> int:
-        """Work off a slot; the number of the last stage's backward in it (negative: none yet)."""
-        _, vpp, pp, _ = self.cost.shape
-        begun = min(slot + 1, pp)
-        self.forward.step(self.cost, self.p2p, slot, self.clock[:, :begun], begun)
-        number: int = slot - (pp * vpp - 1)
-        started = min(max(number + 1, 0), pp)
-        if started:
-            self.backward.step(self.back, self.p2p, number, self.forward.done[:, ::-1][:, :started], started)
-        waiting = pp - started
-        self.clock[:, :waiting] = self.forward.done[:, :waiting]
-        self.clock[:, waiting:] = self.backward.done[:, ::-1][:, waiting:]
-        return number
-
-
-    def crossing(self, slot: int) -> tuple[Floats, Floats, Floats]:
-        """What the next slot waits for, from the near end, [stage, row]: forward and backward messages, own jobs."""
-        number = slot + 1 - self.cost.shape[1] * self.cost.shape[2] + 1
-        return (
-            self.forward.messages(self.p2p, slot + 1),
-            self.backward.messages(self.p2p, number)[::-1],
-            self.clock[0].copy(),
-        )
-
-
-class _Chain:
-    """Work that goes down the stages and around: ends of the last job of every stage, and when its links are free."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        ways, self.rows, self.stages, batch = shape
-        self.done = np.full((ways, self.stages, batch), -np.inf)
-        self.free = self.done.copy()
-
-    def messages(self, p2p: Floats, number: int) -> Floats:
-        """When the inputs of job `number` of the first stage, `number`−s of stage s, arrive; −inf without message."""
-        arrive: Floats = np.maximum(self.free[0], np.roll(self.done[0], 1, axis=0)) + p2p
-        if number // self.stages % self.rows == 0:
-            arrive[0] = -np.inf
-        return arrive
-
-    def step(self, cost: Floats, p2p: Floats, number: int, ready: Floats, begun: int) -> None:
-        """Job `number` of the first stage, `number`−s of stage s, on the first `begun` stages, once `ready`."""
-        row, place = number // self.stages % self.rows, number % self.stages
-        done, free = self.done, self.free
-        np.maximum(free[:, 1:begun], done[:, : begun - 1], out=free[:, 1:begun])
-        free[:, 1:begun] += p2p
-        if row:
-            np.maximum(free[:, 0], done[:, -1], out=free[:, 0])
-            free[:, 0] += p2p
-            np.maximum(free[:, :begun], ready, out=done[:, :begun])
-        else:
-            np.maximum(free[:, 1:begun], ready[:, 1:], out=done[:, 1:begun])
-            done[:, 0] = ready[:, 0]
-        done[:, : place + 1] += cost[:, row, : place + 1]
-        if begun > place + 1:
-            done[:, place + 1 : begun] += cost[:, row - 1, place + 1 : begun]
+        left = left + _met(row, pp, vpp) * f[row]
+    warm = chain[0] + (left - f[0])
+    for row in range(1, vpp):
+        left = left - pp * f[row - 1]
+        warm = np.maximum(warm, chain[row] + (left - f[row]))
+    warm = warm - p2p
+    first: Floats = np.empty_like(warm)
+    first[-1] = warm[-1] + b[-1, -1]
+    for s in range(pp - 2, -1, -1):
+        first[s] = np.maximum(warm[s], first[s + 1] + p2p) + b[-1, s]
+    return first
 
 
 def _forwards_first(cost: Floats, p2p: Floats, m: Floats) -> Floats:

@@ -68,10 +68,8 @@ def with_messages(
         return True
 
     def finish(rank: int, job: Job) -> None:
-        if job.kind not in "FBI":
-            return
         kind, k = ("F", virtual(rank, job.chunk) + 1) if job.kind == "F" else ("B", virtual(rank, job.chunk) - 1)
-        if not 0 <= k <= last:
+        if job.kind not in "FBI" or not 0 <= k <= last:
             return
         peer, chunk = place[k]
         ready[peer].add((kind, k, job.micro_batch))

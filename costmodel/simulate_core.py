@@ -146,17 +146,22 @@ def run(
                     if not overlap:
                         clock = when
                     if record and p2p > 0:
-                        messages.append(Message(rank, "F" if link < len(lists) else "B", chunk, i, start, when))
+                        way = "F" if link < len(lists) else "B"
+                        messages.append(Message(rank, way, chunk, i, start, when))
                     when += latency
                 arrived[gives + i] = when
                 if waiting[gives + i] >= 0:
                     runnable.append(waiting[gives + i])
             done.append(clock)
-    for rank, atoms in enumerate(lists):
-        if len(ends[rank]) < len(atoms):
-            kind, chunk, i = atoms[len(ends[rank])]
+    _refuse_stuck(schedule, lists, ends)
+    return ends, messages
+
+
+def _refuse_stuck(schedule: Schedule, lists: Sequence[list[Atom]], ends: Sequence[list[float]]) -> None:
+    for rank, (atoms, done) in enumerate(zip(lists, ends, strict=True)):
+        if len(done) < len(atoms):
+            kind, chunk, i = atoms[len(done)]
             raise ScheduleError(
                 f"the {schedule.name} job lists wait for each other in a circle: stage {rank} cannot run "
                 f"{kind.lstrip('?')} of chunk {chunk}, micro-batch {i}"
             )
-    return ends, messages
