@@ -31,6 +31,7 @@ Options = dict[str, Any]
 OK, NOTHING, INTERRUPTED = 0, 3, 130
 DEFAULT_OUTPUT = "strategy.yaml"
 MAX_TOKENS = 10**9
+MANY = 8
 
 
 def run_search(model: str, options: Options) -> int:
@@ -40,12 +41,13 @@ def run_search(model: str, options: Options) -> int:
     gpus = gpu_counts(_gpus(options), node=cluster.gpus_per_node)
     batches = _global_batches(options)
     job = _setting(model, options, gpus=max(gpus), global_batch=batches[0] if batches else None)
+    bounds = _given(options)
     quiet, no_color = options["quiet"], options["no_color"]
     with progress("searching", quiet=quiet, no_color=no_color) as shown:
         plan = api.search_setting(
             job,
             gpus,
-            bounds=_bounds(options),
+            bounds=bounds,
             global_batches=batches,
             objective=objective,
             top=options["top"],
@@ -54,6 +56,7 @@ def run_search(model: str, options: Options) -> int:
             other_runtimes=True,
             progress=shown,
         )
+    plan = replace(plan, notes=(*_within(bounds), *plan.notes))
     _show(plan, form, no_color=no_color)
     if plan.interrupted:
         return INTERRUPTED
@@ -119,8 +122,15 @@ def _given(options: Options) -> dict[str, tuple[Any, ...]]:
     return given if options["sp"] is None else given | {"sp": (options["sp"],)}
 
 
-def _bounds(options: Options) -> Mapping[str, tuple[Any, ...]]:
-    return _given(options)
+def _within(bounds: Mapping[str, tuple[Any, ...]]) -> tuple[str, ...]:
+    """The bounds as a sentence for the report; ranges of more than a few values by their ends."""
+    if not bounds:
+        return ()
+    said = []
+    for name, values in bounds.items():
+        words = [str(value).lower() for value in values]
+        said.append(f"{name} {', '.join(words) if len(words) <= MANY else f'{words[0]} … {words[-1]}'}")
+    return (f"searched within {'; '.join(said)}",)
 
 
 def _setting(model: str, options: Options, *, gpus: int, global_batch: int | None) -> api.Setting:

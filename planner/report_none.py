@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from rich.console import RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from distplan.planner.terminal import clean
@@ -13,10 +15,11 @@ from distplan.planner.wording import gib, percent, strategy_label, words
 Plain = dict[str, Any]
 
 
-def nothing(shown: Plain) -> Iterator[Text]:
+def nothing(shown: Plain) -> Iterator[RenderableType]:
     """The one reason, as sentences."""
     for number, sentence in enumerate(sentences(shown)):
-        yield Text(f"{'' if number == 0 else '  '}{clean(sentence)}", style="bold red" if number == 0 else "")
+        first = number == 0
+        yield Padding(Text(clean(sentence), style="bold red" if first else ""), (int(first), 0, 0, 0 if first else 2))
 
 
 def sentences(shown: Plain) -> Iterator[str]:
@@ -24,13 +27,16 @@ def sentences(shown: Plain) -> Iterator[str]:
     if why is None:
         yield "Interrupted before anything was costed."
     elif why["reason"] == "nothing_legal":
-        yield from _nothing_legal(why)
+        yield from _nothing_legal(why, bounded_out=shown["counts"]["enumerated"] == 0)
     else:
         yield from _nothing_fits(why, shown)
 
 
-def _nothing_legal(why: Plain) -> Iterator[str]:
-    yield f"No strategy is legal on {why['gpus']:,} GPUs."
+def _nothing_legal(why: Plain, *, bounded_out: bool) -> Iterator[str]:
+    if bounded_out:
+        yield f"No factorisation of {why['gpus']:,} GPUs lies within the bounds given."
+    else:
+        yield f"No strategy is legal on {why['gpus']:,} GPUs."
     near = [f"{why[side]:,}" for side in ("below", "above") if why[side] is not None]
     yield f"Nearest counts with a legal strategy: {' and '.join(near)}." if near else "No count near it has one."
 
