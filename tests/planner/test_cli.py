@@ -114,10 +114,7 @@ def test_several_counts_and_batches_in_one_search(folder: Path, capsys: pytest.C
 
 
 def test_hardware_of_ones_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("lab.yaml").write_text(
-        "name: lab\naccelerator: a100-sxm4-80gb\ngpus_per_node: 4\n"
-        "scaleup: {technology: nvlink3, bandwidth: 300 GB/s}\nfabric: {technology: infiniband, bandwidth: 25 GB/s}\n"
-    )
+    Path("lab.yaml").write_text(HARDWARE)
     assert run(["search", "model.yaml", *SMALL, "--hardware", "lab.yaml", "-q"]) == 0
     Path("lab.yaml").unlink()
     assert run(["estimate", "strategy.yaml"]) == 0
@@ -278,6 +275,35 @@ def test_a_config_that_is_no_language_model_is_2(
 ) -> None:
     Path("config.json").write_text(text)
     assert says in refused(["search", "config.json", *SMALL], capsys)
+
+
+HARDWARE = """\
+accelerator: a100-sxm4-80gb
+gpus_per_node: 4
+scaleup: {technology: nvlink3, bandwidth: 300 GB/s}
+fabric: {technology: infiniband, bandwidth: 25 GB/s}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("300 GB/s", "300", "lab.yaml:3: scaleup.bandwidth: 300 has no unit"),
+        ("300 GB/s", "300 GiB", "lab.yaml:3: scaleup.bandwidth"),
+        ("300 GB/s", "-300 GB/s", "negative"),
+        ("25 GB/s", "25 PB/s", "out of range"),
+        ("gpus_per_node: 4", "gpus_per_node: 0", "lab.yaml:2: gpus_per_node"),
+        ("gpus_per_node: 4", "gpu_per_node: 4", "did you mean gpus_per_node"),
+        ("nvlink3", "nvlnk3", "lab.yaml:3: scaleup.technology"),
+        ("a100-sxm4-80gb", "a100-sxm4-80g", "lab.yaml:1: accelerator"),
+        ("fabric:", "fabrik:", "fabri"),
+    ],
+)
+def test_a_bad_hardware_file_is_2_with_file_line_and_key(
+    folder: Path, old: str, new: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("lab.yaml").write_text(HARDWARE.replace(old, new))
+    assert says in refused(["search", "model.yaml", *SMALL, "--hardware", "lab.yaml"], capsys)
 
 
 def test_a_sparse_gigabyte_is_refused_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
