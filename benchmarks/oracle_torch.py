@@ -113,16 +113,16 @@ def account(case: Mapping[str, Any]) -> Account:
     counts = [eng.pattern.count(number) for number in range(len(eng.segments))]
     counts[0] = counts[-1] = 1
     flops, communication = _local(eng, case, symbols, counts)
-    lowered = lower_state(eng.program(eng.structure(_sp(case), "all_gather", "none")), zero_of(case) > 0, eng.workload,
+    lowered = lower_state(eng.program(eng.structure(_sp(case), "all_gather", "none")), zero_of(case), eng.workload,
                           eng.runtime.state)
     table = lowered.sizes.evaluate(symbols)
     for key, values in _state(eng, case, lowered.movements, table, symbols, counts):
         communication[key] = tuple(a + b for a, b in zip(communication[key], values, strict=True))  # type: ignore[assignment]
-    elements = [
-        np.array([evaluate_terms(terms, table) for terms in part])
-        for part in (lowered.used, lowered.produced, lowered.stored)
-    ]
-    held = state_bytes((*counts, 0), *elements, np.array([float(zero_of(case))]), eng.workload, eng.runtime)
+    elements = {
+        name: np.array([evaluate_terms(terms, table) for terms in getattr(lowered, name)])
+        for name in ("used", "produced", "stored", "trained")
+    }
+    held = state_bytes((*counts, 0), elements, np.array([float(zero_of(case))]), eng.workload, eng.runtime)
     return Account(
         flops=flops, communication=dict(communication), parameters=float(held.parameters[0]),
         gradients=float(held.gradients[0]), optimizer=float(held.optimizer[0]),

@@ -106,7 +106,7 @@ def _state(
     exposed: float,
 ) -> None:
     programs = eng.program(eng.structure(str(strategy.sp).lower(), "all_gather", "none"))
-    lowered = lower_state(programs, strategy.zero > 0, eng.workload, eng.runtime.state)
+    lowered = lower_state(programs, strategy.zero, eng.workload, eng.runtime.state)
     costs = state_costs(lowered, *eng.symbols(columns, False), eng.cluster)
     content = weight_content(run.content, strategy.pp)
     calls = []

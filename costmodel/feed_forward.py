@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distplan.costmodel.layout import Dims
-from distplan.costmodel.model import Mlp, Moe
+from distplan.costmodel.model import Custom, Mlp, Moe
 from distplan.costmodel.operators import HIDDEN, TOKENS, Builder
 
 ROUTING: Dims = ("batch", "seq", "routes")
@@ -79,12 +79,14 @@ def _expert_bias(b: Builder, name: str, y: str, dims: Dims, width: str) -> str:
     return b.add("bias", f"{name}.add_bias", {y: dims, w: ("experts", width)}, dims, fused=True)
 
 
-def feed_forward_sizes(ffn: Mlp | Moe | None, seq_len: float, imbalance: float) -> dict[str, float]:
+def feed_forward_sizes(ffn: Mlp | Moe | Custom | None, seq_len: float, imbalance: float) -> dict[str, float]:
     """True sizes of a feed-forward's dims; `capacity` is slots per expert of one sequence.
 
     capacity = tokens · top_k / experts × imbalance (Switch Transformers, arXiv 2101.03961, section 2.2,
     with its capacity factor where the model states one).
     """
+    if isinstance(ffn, Custom):
+        return dict(ffn.sizes)
     if isinstance(ffn, Mlp):
         return {"ffn": float(ffn.ffn)}
     if isinstance(ffn, Moe):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from distplan.costmodel.feed_forward import feed_forward_sizes, mlp, moe
 from distplan.costmodel.layout import Dims
 from distplan.costmodel.mixers import attention, linear_attention, mixer_sizes
-from distplan.costmodel.model import Attention, LayerKind, LinearAttention, Mlp, Model, Moe, Workload
+from distplan.costmodel.model import Attention, Custom, LayerKind, LinearAttention, Mlp, Model, Moe, Workload
 from distplan.costmodel.operators import (
     HIDDEN,
     LOGITS,
@@ -26,7 +28,8 @@ __all__ = [
 def layer_segment(model: Model, kind: LayerKind, workload: Workload, fused_glu: bool, name: str) -> Segment:
     """The operators of one layer of `kind`: mixer and feed-forward, in sequence or side by side."""
     sizes = {"hidden": float(model.hidden)} | mixer_sizes(kind.mixer)
-    b = Builder(name, sizes | feed_forward_sizes(kind.ffn, float(workload.seq_len), workload.moe_imbalance))
+    sizes |= feed_forward_sizes(kind.ffn, float(workload.seq_len), workload.moe_imbalance)
+    b = Builder(name, sizes, workload.lora_rank)
     if kind.parallel and kind.mixer and kind.ffn:
         return _parallel(b, model, kind, workload, fused_glu)
     x = "x"
@@ -58,6 +61,8 @@ def _parallel(b: Builder, model: Model, kind: LayerKind, workload: Workload, fus
 def _mixer(b: Builder, model: Model, kind: LayerKind, workload: Workload, x: str) -> str:
     if isinstance(kind.mixer, Attention):
         return attention(b, kind.mixer, x, model, workload, kind)
+    if isinstance(kind.mixer, Custom):
+        return kind.mixer.build(b, x)
     assert isinstance(kind.mixer, LinearAttention)
     return linear_attention(b, kind.mixer, x, kind)
 
@@ -65,6 +70,8 @@ def _mixer(b: Builder, model: Model, kind: LayerKind, workload: Workload, x: str
 def _feed_forward(b: Builder, kind: LayerKind, x: str, fused_glu: bool) -> str:
     if isinstance(kind.ffn, Moe):
         return moe(b, kind.ffn, x, fused_glu)
+    if isinstance(kind.ffn, Custom):
+        return kind.ffn.build(b, x)
     assert isinstance(kind.ffn, Mlp)
     return mlp(b, kind.ffn, x, fused_glu)
 
@@ -87,9 +94,9 @@ def _close(b: Builder, model: Model, kind: LayerKind, name: str, y: str, bias: b
     return b.dropout(f"{part}.dropout", y, HIDDEN, model.dropout)
 
 
-def embedding_segment(model: Model) -> Segment:
+def embedding_segment(model: Model, lora_rank: int = 0) -> Segment:
     sizes = {"hidden": float(model.hidden), "vocab": float(model.vocab), "positions": float(model.max_positions)}
-    b = Builder("embedding", sizes)
+    b = Builder("embedding", sizes, lora_rank)
     table = b.weight("word.weight", ("vocab", "hidden"))
     x = b.add("embedding", "word", {"tokens": TOKENS, table: ("vocab", "hidden")}, HIDDEN)
     b.on_residual(x)
@@ -109,7 +116,7 @@ def mtp_segment(model: Model, workload: Workload, fused_glu: bool) -> Segment:
     Embedding and head are the model's own (DeepSeek-V3, arXiv 2412.19437, section 2.2).
     """
     layer = layer_segment(model, model.kinds[model.mtp_kind], workload, fused_glu, "layer.mtp")
-    b = Builder("layer.mtp", layer.sizes)
+    b = Builder("layer.mtp", layer.sizes, workload.lora_rank)
     kind = model.kinds[model.mtp_kind]
     here = _norm(b, kind, "hidden_norm", "x")
     ahead = _norm(b, kind, "token_norm", "x")
@@ -127,8 +134,6 @@ def mtp_segment(model: Model, workload: Workload, fused_glu: bool) -> Segment:
 
 
 def _read_from(op: Operator, source: str) -> Operator:
-    from dataclasses import replace
-
     return replace(op, inputs=tuple(source if name == "x" else name for name in op.inputs))
 
 
@@ -138,7 +143,7 @@ def head_segment(model: Model, workload: Workload) -> Segment:
     The fused loss makes its logits in max(1, vocab / hidden) chunks, so that a chunk takes about the
     memory of the hidden states (Liger-Kernel, arXiv 2410.10989, section 3.2).
     """
-    b = Builder("head", {"hidden": float(model.hidden), "vocab": float(model.vocab)})
+    b = Builder("head", {"hidden": float(model.hidden), "vocab": float(model.vocab)}, workload.lora_rank)
     last = model.kinds[model.pattern[-1]]
     x = "x"
     if model.final_norm:
@@ -170,11 +175,17 @@ def segments(model: Model, workload: Workload, fused_glu: bool) -> tuple[Segment
     ]
     if model.mtp_layers:
         layers.append(mtp_segment(model, workload, fused_glu))
-    return (embedding_segment(model), *layers, head_segment(model, workload))
+    return (embedding_segment(model, workload.lora_rank), *layers, head_segment(model, workload))
 
 
 def weight_elements(segment: Segment, weight: Weight) -> float:
-    """Number of elements of the whole weight, with the true (unpadded) vocabulary."""
+    """Number of elements of the whole weight, with the true (unpadded) vocabulary.
+
+    Raises GraphError for a dim of a custom block whose size is not given.
+    """
+    unknown = [dim for dim in weight.dims if dim not in segment.sizes]
+    if unknown:
+        raise GraphError(f"{weight.name}: no size is given for its dim '{unknown[0]}' (Custom.sizes)")
     count = 1.0
     for dim in weight.dims:
         count *= segment.sizes[dim]

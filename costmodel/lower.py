@@ -198,13 +198,16 @@ def axis_class(axes: Axes) -> str:
 
 def _length(node: Node, workload: Workload) -> float:
     """Part of the sequence that one query can see."""
-    return min(node.window or node.block or workload.seq_len, workload.seq_len) / workload.seq_len
+    limits = [limit for limit in (node.window, node.block, workload.document_len) if limit]
+    return min([*limits, workload.seq_len]) / workload.seq_len
 
 
 def _share(node: Node, workload: Workload) -> float:
     """Scores over the square, twice the causal ones: a window w of s tokens w/s·(2 − w/s), blocks of w tokens w/s."""
     length = _length(node, workload)
-    return length if node.block or not workload.causal else length * (2.0 - length)
+    blocks = min([limit for limit in (node.block, workload.document_len) if limit], default=0)
+    in_blocks = blocks and (not node.window or blocks <= node.window)
+    return length if in_blocks or not workload.causal else length * (2.0 - length)
 
 
 def _traffic(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distplan.costmodel.layout import Dims
-from distplan.costmodel.model import Attention, LayerKind, LinearAttention, Model, Workload
+from distplan.costmodel.model import Attention, Custom, LayerKind, LinearAttention, Model, Workload
 from distplan.costmodel.operators import (
     CONTEXT,
     HIDDEN,
@@ -133,7 +133,7 @@ def _conv(b: Builder, name: str, x: str, dims: Dims, channels: Dims, bias: bool)
     return b.add("conv", name, reads, dims, function="silu")
 
 
-def mixer_sizes(mixer: Attention | LinearAttention | None) -> dict[str, float]:
+def mixer_sizes(mixer: Attention | LinearAttention | Custom | None) -> dict[str, float]:
     """True sizes of the dims that a mixer's weights have."""
     if isinstance(mixer, Attention):
         a = mixer
@@ -142,6 +142,8 @@ def mixer_sizes(mixer: Attention | LinearAttention | None) -> dict[str, float]:
             "v_head_dim": float(a.v_head_dim), "q_latent": float(a.q_lora_rank), "latent": float(a.kv_lora_rank),
             "rope_dim": float(a.qk_rope_head_dim), "nope_dim": float(a.head_dim - a.qk_rope_head_dim),
         }
+    if isinstance(mixer, Custom):
+        return dict(mixer.sizes)
     if isinstance(mixer, LinearAttention):
         m = mixer
         groups = m.heads if m.kind == "lightning" else m.key_heads or m.groups

@@ -7,8 +7,9 @@ and every count follows from the graph. Sizes are numbers of elements, `seq_len`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +88,24 @@ class Moe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Custom:
+    """A block of the user's own: a function that adds operators to a Builder and returns its output's name.
+
+    `build(builder, x)` reads the value `x` of dims (batch, seq, hidden) and returns one of the same dims;
+    `sizes` are the elements of the dims that it introduces.
+    """
+
+    build: Callable[[Any, str], str]
+    sizes: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKind:
     """One kind of layer: a mixer and a feed-forward, either of which may be absent."""
 
     name: str
-    mixer: Attention | LinearAttention | None
-    ffn: Mlp | Moe | None
+    mixer: Attention | LinearAttention | Custom | None
+    ffn: Mlp | Moe | Custom | None
     norm: str = "rmsnorm"
     """rmsnorm | layernorm"""
     norm_bias: bool = False
@@ -172,6 +185,10 @@ class Workload:
     offload_optimizer: bool = False
     moe_imbalance: float = 1.0
     """tokens of the fullest rank of experts over the mean"""
+    document_len: int = 0
+    """tokens of a packed document, beyond which attention does not look; of mixed lengths Σl²/Σl; 0 = no packing"""
+    lora_rank: int = 0
+    """0 = all weights are trained; else only low-rank adapters of every linear layer of the layers are"""
 
 
 DTYPE_BYTES: Mapping[str, float] = {

@@ -73,6 +73,8 @@ class Weight:
     dims: Dims
     decay: bool = True
     """False: a norm's or a bias (one value per channel)"""
+    trained: bool = True
+    """False: frozen, with neither gradient nor optimizer state"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,16 +97,18 @@ class Segment:
 class Builder:
     """Collects operators and weights of one segment; names are dotted and stable."""
 
-    def __init__(self, name: str, sizes: Mapping[str, float]) -> None:
+    def __init__(self, name: str, sizes: Mapping[str, float], lora_rank: int = 0) -> None:
         self.name = name
-        self.sizes = dict(sizes)
+        self.sizes = dict(sizes) | ({"lora": float(lora_rank)} if lora_rank else {})
+        self.lora_rank = lora_rank
         self.operators: list[Operator] = []
         self.weights: list[Weight] = []
         self.residual: set[str] = set()
 
     def weight(self, name: str, dims: Dims, decay: bool = True) -> str:
         full = f"{self.name}.{name}"
-        self.weights.append(Weight(name=full, dims=dims, decay=decay))
+        trained = not self.lora_rank or "lora" in dims
+        self.weights.append(Weight(name=full, dims=dims, decay=decay, trained=trained))
         return full
 
     def add(self, kind: str, name: str, reads: Mapping[str, Dims], result: Dims, **more: object) -> str:
@@ -121,7 +125,20 @@ class Builder:
         """A product with a new weight; the bias has the dims that the product adds."""
         w = self.weight(f"{name}.weight", w_dims)
         y = self.add("einsum", name, {x: x_dims, w: w_dims}, result)
+        if self.lora_rank and "batch" in result:
+            y = self._adapted(name, y, x, x_dims, w_dims, result)
         return self.bias(name, y, result, tuple(d for d in w_dims if d not in x_dims)) if bias else y
+
+    def _adapted(self, name: str, y: str, x: str, x_dims: Dims, w_dims: Dims, result: Dims) -> str:
+        """y + (x·A)·B with the low-rank A and B (LoRA, arXiv 2106.09685, section 4.1)."""
+        given = tuple(dim for dim in w_dims if dim in x_dims)
+        made = tuple(dim for dim in w_dims if dim not in x_dims)
+        low = (*(dim for dim in x_dims if dim not in given), "lora")
+        a = self.weight(f"{name}.lora_a.weight", (*given, "lora"))
+        b = self.weight(f"{name}.lora_b.weight", ("lora", *made))
+        down = self.add("einsum", f"{name}.lora_a", {x: x_dims, a: (*given, "lora")}, low)
+        up = self.add("einsum", f"{name}.lora_b", {down: low, b: ("lora", *made)}, result)
+        return self.add("add", f"{name}.adapted", {y: result, up: result}, result)
 
     def bias(self, name: str, y: str, dims: Dims, bias_dims: Dims) -> str:
         b = self.weight(f"{name}.bias", bias_dims, decay=False)

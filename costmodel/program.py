@@ -346,6 +346,8 @@ class _Backward:
         for index, (value, dims) in enumerate(zip(node.inputs, node.operands, strict=True)):
             other = 1 - index
             weight = tape.root[value] in tape.weights
+            if weight and not tape.weights[tape.root[value]].trained:
+                continue
             reads = (self.keep(node.inputs[other]), dy) if other == 0 else (dy, self.keep(node.inputs[other]))
             names = (node.operands[other], node.result) if other == 0 else (node.result, node.operands[other])
             flags = tuple(tape.root[r] in tape.weights for r in reads)
@@ -370,8 +372,11 @@ class _Backward:
         )
 
     def pointwise(self, node: Node, dy: str, keeps: tuple[str, ...], targets: tuple[str, ...]) -> None:
-        """A gradient kernel that reads dy and `keeps` and writes one gradient per target."""
+        """A gradient kernel that reads dy and `keeps` and writes one gradient per target that is trained."""
         tape = self.tape
+        targets = tuple(t for t in targets if tape.root[t] not in tape.weights or tape.weights[tape.root[t]].trained)
+        if not targets:
+            return
         kept = tuple(self.keep(value) for value in keeps)
         reads = (dy, *kept)
         letters = dict(node.letters)
@@ -461,6 +466,8 @@ class _Backward:
     def embedding(self, node: Node, dy: str) -> None:
         tape = self.tape
         tokens, table = node.inputs
+        if not tape.weights[table].trained:
+            return
         layout = tape.values[table].layout
         if tape.structure.embedding_gradient == "whole":
             layout = placed(layout.dims)

@@ -72,6 +72,11 @@ class StateRules:
     whole_gradients: str
     """a gradient that is whole where its weight is sharded on tp is kept sliced | as_produced (DTensor without FSDP)"""
 
+    @property
+    def parameters_sharded_from(self) -> int:
+        """The ZeRO stage from which parameters are stored sharded."""
+        return 2 if self.zero2_parameters == "sharded" else 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:

@@ -6,7 +6,7 @@ a run the first stage keeps the most micro-batches in flight, so it stands for t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,41 +78,44 @@ def gathered_bytes(content: Sequence[int], used: Floats, zero: Floats, workload:
     if not rules.root_resharded:
         largest = np.where(root > 0.0, 0.5 * root + run_max(layers, used), largest)
     held = whole if workload.precision.parameters != workload.precision.compute else np.zeros_like(whole)
-    if rules.zero2_parameters == "sharded":
+    if rules.parameters_sharded_from == 2:
         held = np.where(zero == 2.0, whole, held)
     return np.where(zero == 3.0, largest * 2.0, held) * compute
 
 
 def state_bytes(
-    content: Sequence[int], used: Floats, produced: Floats, stored: Floats, zero: Floats, workload: Workload,
-    runtime: Runtime,
+    content: Sequence[int], elements: Mapping[str, Floats], zero: Floats, workload: Workload, runtime: Runtime
 ) -> StateBytes:
     """Elements are [segment, row]; the last segment is the tied copy of the embedding.
 
     ZeRO 1 stores the optimizer state sharded, 2 the gradients too, 3 the parameters too (Rajbhandari et
     al. 2020, section 5). A step with gradients of two bytes makes an fp32 copy of its own shard of them.
+    Frozen weights are in the compute dtype.
     """
     recipe = workload.precision
     master = DTYPE_BYTES[recipe.master] if recipe.master else 0.0
     moments = sum(DTYPE_BYTES[dtype] for dtype in recipe.moments)
     gradient = DTYPE_BYTES[recipe.gradients]
     parameter = DTYPE_BYTES[recipe.parameters]
-    whole, shard = run_sum(content, used), run_sum(content, stored)
-    states = shard * (master + moments)
+    used = elements["used"]
+    whole, produced = run_sum(content, used), run_sum(content, elements["produced"])
+    stored, trained = run_sum(content, elements["stored"]), run_sum(content, elements["trained"])
+    states = trained * (master + moments)
     on_host = 1.0 if workload.offload_optimizer else 0.0
-    gathered = gathered_bytes(content, used, zero, workload, runtime)
-    bucket = run_max(content, used) * gradient
+    bucket = run_max(content, elements["produced"]) * gradient
     if runtime.grad_bucket_bytes:
-        bucket = np.minimum(whole * gradient, runtime.grad_bucket_bytes)
-    bucket = np.where(zero >= 2.0, bucket, 0.0)
-    sharded_from = 2.0 if runtime.state.zero2_parameters == "sharded" else 3.0
+        bucket = np.minimum(produced * gradient, runtime.grad_bucket_bytes)
+    sharded = zero >= float(runtime.state.parameters_sharded_from)
+    parameters = np.where(sharded, stored, whole) * parameter
+    if workload.lora_rank:
+        frozen = np.where(sharded, stored - trained, np.maximum(0.0, whole - produced))
+        parameters = parameters - frozen * (parameter - DTYPE_BYTES[recipe.compute])
     copies = 4.0 if recipe.master and gradient < 4.0 else 0.0
     return StateBytes(
-        parameters=np.where(zero >= sharded_from, shard, whole) * parameter,
-        gradients=np.where(zero >= 2.0, shard, run_sum(content, produced)) * gradient,
-        optimizer=states * (1.0 - on_host), gathered=gathered, buckets=bucket, step_temporary=shard * copies,
-        host=states * on_host, optimizer_traffic=shard * (gradient + 2.0 * (master + moments) + parameter),
-        gradient_elements=shard,
+        parameters=parameters, gradients=np.where(zero >= 2.0, trained, produced) * gradient,
+        optimizer=states * (1.0 - on_host), gathered=gathered_bytes(content, used, zero, workload, runtime),
+        buckets=np.where(zero >= 2.0, bucket, 0.0), step_temporary=trained * copies, host=states * on_host,
+        optimizer_traffic=trained * (gradient + 2.0 * (master + moments) + parameter), gradient_elements=trained,
     )
 
 

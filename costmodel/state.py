@@ -49,6 +49,8 @@ class LoweredState:
     used: tuple[Terms, ...]
     produced: tuple[Terms, ...]
     stored: tuple[Terms, ...]
+    trained: tuple[Terms, ...]
+    """of `stored`, what has an optimizer state"""
     movements: tuple[Movement, ...]
 
 
@@ -67,6 +69,7 @@ class StateCosts:
     used_elements: Floats
     produced_elements: Floats
     stored_elements: Floats
+    trained_elements: Floats
     reduce_seconds: Floats
     """Partial to where the gradient is stored or updated, within the sharding group and on tp"""
     replicate_seconds: Floats
@@ -76,14 +79,15 @@ class StateCosts:
 
 
 def lower_state(
-    programs: Sequence[SegmentProgram], sharded: bool, workload: Workload, rules: StateRules
+    programs: Sequence[SegmentProgram], zero: int, workload: Workload, rules: StateRules
 ) -> LoweredState:
-    """Lower the weights of all segments. `sharded`: the optimizer state is (ZeRO 1 and above).
+    """Lower the weights of all segments. ZeRO 1 and above shard the optimizer state; a frozen weight has none
+    and is sharded where parameters are.
 
     A tied weight comes last, as a segment of its own: with one stage it is the embedding's.
     """
     table = SizeTable()
-    used, produced, stored, movements = [], [], [], []
+    used, produced, stored, trained, movements = [], [], [], [], []
     parts = [(program, False) for program in programs] + [(programs[-1], True)]
     for index, (program, tied) in enumerate(parts):
         moved: dict[tuple[str, str, Axes], dict[int, float]] = {}
@@ -91,15 +95,19 @@ def lower_state(
         uses: dict[int, float] = {}
         produces: dict[int, float] = {}
         stores: dict[int, float] = {}
+        trains: dict[int, float] = {}
         for weight in program.segment.weights:
             if (weight.name in program.segment.shares) != tied:
                 continue
-            path = state_path(program, weight, sharded)
+            path = state_path(program, weight, zero >= (1 if weight.trained else rules.parameters_sharded_from))
             sizes = program.segment.sizes
             made = path.gradient if rules.whole_gradients == "as_produced" else path.used
             _count(uses, table.number(layout_size(path.used, sizes)), 1.0)
-            _count(produces, table.number(layout_size(made, sizes)), 1.0)
+            if weight.trained:
+                _count(produces, table.number(layout_size(made, sizes)), 1.0)
             _count(stores, table.number(_size(path.stored, path, weight, program, rules)), 1.0)
+            if weight.trained:
+                _count(trains, table.number(_size(path.stored, path, weight, program, rules)), 1.0)
             for key, size, dtype in _steps(path, weight, program, rules, workload):
                 within_tp = on_tp(key[2])
                 times = rules.tp_gradient_times if within_tp else 1
@@ -109,12 +117,14 @@ def lower_state(
         used.append(tuple(uses.items()))
         produced.append(tuple(produces.items()))
         stored.append(tuple(stores.items()))
+        trained.append(tuple(trains.items()))
         movements += [
             Movement(segment=index, role=key[0], kind=key[1], axes=key[2], terms=tuple(t.items()), calls=calls[key])
             for key, t in moved.items()
         ]
     return LoweredState(
-        sizes=table, used=tuple(used), produced=tuple(produced), stored=tuple(stored), movements=tuple(movements)
+        sizes=table, used=tuple(used), produced=tuple(produced), stored=tuple(stored), trained=tuple(trained),
+        movements=tuple(movements),
     )
 
 
@@ -180,9 +190,7 @@ def gathers(zero: Floats, rules: StateRules, segments: int) -> tuple[Floats, Flo
 
     Where both are 0 a sharded parameter is gathered once a step.
     """
-    sharded = zero == 3.0
-    if rules.zero2_parameters == "sharded":
-        sharded = zero >= 2.0
+    sharded = zero >= float(rules.parameters_sharded_from)
     again = np.ones((segments, 1))
     if not rules.root_resharded:
         again[[0, -1]] = 0.0
@@ -222,6 +230,7 @@ def state_costs(
         used_elements=np.array([evaluate_terms(terms, table) for terms in lowered.used]),
         produced_elements=np.array([evaluate_terms(terms, table) for terms in lowered.produced]),
         stored_elements=np.array([evaluate_terms(terms, table) for terms in lowered.stored]),
+        trained_elements=np.array([evaluate_terms(terms, table) for terms in lowered.trained]),
         reduce_seconds=seconds["reduce"], replicate_seconds=seconds["replicate"], gather_seconds=seconds["gather"],
         movements=tuple(costs),
     )

@@ -53,7 +53,7 @@ def state_path(program: SegmentProgram, weight: Weight, sharded: bool) -> StateP
     """`sharded`: the optimizer state is (ZeRO 1 and above)."""
     used = weight_layout(weight, program.structure)
     stored = stored_layout(used) if sharded else used
-    gradient = program.values[program.gradients[weight.name]].layout
+    gradient = program.values[program.gradients[weight.name]].layout if weight.trained else stored
     return StatePath(
         gradient=gradient, used=used, stored=stored, reduce=_reduce(gradient, used, stored),
         gather=reshard(stored, used), shard=reshard(used, stored),

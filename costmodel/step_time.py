@@ -85,8 +85,7 @@ def group_costs(
     m = global_batch / (dp * rows.degree("micro_batch"))
     states = [
         state_bytes(
-            weight_content(run.content, pp), state.tables["used"], state.tables["produced"], state.tables["stored"],
-            state.zero, eng.workload, eng.runtime,
+            weight_content(run.content, pp), state.tables, state.zero, eng.workload, eng.runtime
         )
         for run in cut.stages
     ]

@@ -160,10 +160,10 @@ class Engine:
 
     def state_store(self, sp: str, zero: str) -> Store:
         """Elements and movements of weights for (tp, cp, dp_replicate, dp_shard, …)."""
-        key = (sp, "sharded" if zero != "0" else "whole")
+        key = (sp, zero)
         if key not in self.state:
             programs = self.program(self.structure(sp, "all_gather", "none"))
-            lowered = lower_state(programs, zero != "0", self.workload, self.runtime.state)
+            lowered = lower_state(programs, int(zero), self.workload, self.runtime.state)
 
             def compute(columns: Mapping[str, Floats]) -> Mapping[str, Floats]:
                 return _state_arrays(state_costs(lowered, *self.symbols(columns, False), self.cluster))
@@ -201,6 +201,7 @@ def _state_arrays(costs: StateCosts) -> Mapping[str, Floats]:
         "used": costs.used_elements,
         "produced": costs.produced_elements,
         "stored": costs.stored_elements,
+        "trained": costs.trained_elements,
         "reduce": costs.reduce_seconds,
         "replicate": costs.replicate_seconds,
         "gather": costs.gather_seconds,

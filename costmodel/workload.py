@@ -126,4 +126,7 @@ def workload(
         causal=fields["causal"],
         clip_grad=fields["clip_grad"],
         offload_optimizer=fields["offload_optimizer"],
+        document_len=fields["document_len"],
+        lora_rank=fields["lora_rank"],
+        moe_imbalance=fields["moe_imbalance"],
     )
