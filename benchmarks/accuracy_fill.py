@@ -58,10 +58,13 @@ def case_of(row: Row) -> Case:
     if framework.get("schedule") == "zero_bubble" or "schedule ZB" in row["notes"]:
         raise LeftOut("zero-bubble schedule: not among the strategies that are priced")
     filled: list[str] = []
-    runtime = _runtime(framework["runtime"], json.dumps(framework.get("changes", {})))
+    said = first_match("attention", {**row, "pattern": row["attention_impl"]}, keys=("pattern", "framework"))
+    attention = said["is"] if said else framework.get("attention", "flash")
+    changes = framework.get("changes", {}) | (said or {}).get("changes", {})
+    runtime = _runtime(framework["runtime"], json.dumps(changes))
     strategy, recompute = _strategy(row, framework, runtime, filled)
     model = _model(row, framework, filled)
-    workload = _workload(row, framework, runtime, filled)
+    workload = _workload(row, framework, runtime, attention, filled)
     seconds = measured_seconds(row)
     memory, reading = measured_memory(row)
     oom = {"1": True, "0": False}.get(row["oom"])
@@ -212,18 +215,19 @@ def _read(facts: str) -> Model:
 # ---------------------------------------------------------------- workload and machine
 
 
-def _workload(row: Row, framework: Mapping[str, Any], runtime: Runtime, filled: list[str]) -> Workload:
+def _workload(
+    row: Row, framework: Mapping[str, Any], runtime: Runtime, attention: str, filled: list[str]
+) -> Workload:
     kind = row["derived_precision_class"]
     if not kind:
         filled.append("precision")
     recipe = framework["recipe"].get(kind)
     if recipe is None:
         raise LeftOut(f"no recipe for {kind or 'unsaid precision'}")
-    said = first_match("attention", {**row, "pattern": row["attention_impl"]}, keys=("pattern",))
     return Workload(
         seq_len=int(number(row, "seq_len", "derived_seq_len")),
         global_batch=int(number(row, "global_batch", "derived_global_batch")), precision=_precision(json.dumps(recipe)),
-        attention=said["is"] if said else framework.get("attention", "flash"), loss=framework.get("loss", runtime.loss),
+        attention=attention, loss=framework.get("loss", runtime.loss),
     )
 
 

@@ -140,8 +140,11 @@ def _attentions(
     works: Sequence[Work], table: Floats, rates: Rates, symbols: Mapping[str, Floats], seconds: Floats, full: Floats,
     kernel: Floats, *, causal: bool, kernel_time: float,
 ) -> None:
-    """Flash attention; `kernel_time` is the runtime's kernel's over that of the best one. A window w of s tokens executes w/s·(2 − w/s) of the causal half; a ring's kernels
-    see 1/cp of the tokens at a time, in balanced halves, so that each rank executes the same share."""
+    """Flash attention; `kernel_time` is that of the runtime's kernel over that of the best one.
+
+    A window w of s tokens executes w/s·(2 − w/s) of the causal half; a ring's kernels see 1/cp of the tokens at
+    a time, in balanced halves, so that each rank executes the same share.
+    """
     for at, work in enumerate(works):
         if work.category != 1:
             continue

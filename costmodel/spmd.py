@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from distplan.costmodel.layout import TP, WEIGHT_AXES, Axes, Dims, Layout, ordered
 from distplan.costmodel.merge import co_shard, merge
@@ -115,18 +116,23 @@ def infer_einsum(
 
 
 def infer_elementwise(operands: Sequence[Layout], result: Dims, linear: bool, whole: Iterable[str] = ()) -> Inference:
-    """Same letters, same place. A sum of equal Partials stays Partial if `linear`; else all are reduced."""
+    """Same letters, same place. A sum of equal Partials stays Partial if `linear`; else all are reduced.
+
+    Operands that are to be reduced have no say in where the others' letters lie, but keep their own.
+    """
     equal = linear and all(o.partial == operands[0].partial for o in operands)
     partial = operands[0].partial if equal else ()
     settled = [o for o in operands if not o.partial] or list(operands)
     letters = merge_letters(settled, [False] * len(settled), whole)
+    used = {axis for axes in letters.values() for axis in axes}
     for operand in operands:
-        for dim in operand.dims:
-            letters.setdefault(dim, ())
+        for dim, axes in zip(operand.dims, operand.shards, strict=True):
+            letters.setdefault(dim, tuple(axis for axis in axes if axis not in used))
     inputs = tuple(Layout(o.dims, tuple(letters[dim] for dim in o.dims), partial) for o in operands)
     return Inference(inputs, Layout(result, tuple(letters.get(dim, ()) for dim in result), partial), letters)
 
 
+@lru_cache(maxsize=65536)
 def reshard(src: Layout, dst: Layout) -> tuple[Transition, ...]:
     """The transitions from `src` to `dst`, same dims; axes that make the same step are one group.
 
