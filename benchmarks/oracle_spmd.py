@@ -1,18 +1,17 @@
 """Our rules against the stored answers of PaddlePaddle 3.3.1 (paddle_spmd*, paddle_tests*).
 
-`check(path)` returns one Tally per (api, direction). A refusal agrees if ours refuses too; where the
-real system crashed ours may refuse or answer nothing.
+`check(path)` returns one tally per (api, direction). A refusal agrees if ours refuses too; where the
+real system crashed ours has to refuse as well. There are no deviations.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.oracle_schedules import Tally, read_lines
 from distplan.costmodel.paddle_attr import (
     ABSENT,
     Answer,
@@ -23,27 +22,16 @@ from distplan.costmodel.paddle_attr import (
     RuleRefusedError,
     attr,
 )
-from distplan.costmodel.paddle_rules import infer, rule_of_function
+from distplan.costmodel.paddle_rules import attribute_names, infer, rule_of_function
 
 AXIS_ONLY = ("registry:max", "registry:min", "registry:prod", "registry:all", "registry:any")
 """One shared function without the kind in Paddle: the partial axis is compared, not the kind."""
 
 
 @dataclass(slots=True)
-class Tally:
-    cases: int = 0
-    agree: int = 0
+class SpmdTally(Tally):
     refused: int = 0
-    """of `agree`, the cases that both refuse"""
-    differ: list[str] = field(default_factory=list)
-
-
-def read_cases(path: Path) -> Iterator[Mapping[str, Any]]:
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-    with opened as lines:
-        for line in lines:
-            if line.strip():
-                yield json.loads(line)
+    """of `agree`, the cases in which both refuse"""
 
 
 def _tensor(stated: Any) -> Argument:
@@ -67,6 +55,12 @@ def _value(stated: Any) -> Any:
     return stated
 
 
+def _attributes(rule: str, stated: Any) -> dict[str, Any]:
+    """By name; the cases of Paddle's own tests number them (a0, a1, …) in the rule's order."""
+    numbered = {f"a{i}": name for i, name in enumerate(attribute_names(rule))}
+    return {numbered.get(name, name): _value(value) for name, value in stated}
+
+
 def rule_of(api: str) -> str:
     door, _, name = api.partition(":")
     return rule_of_function(name) if door == "cpp" else name
@@ -74,13 +68,14 @@ def rule_of(api: str) -> str:
 
 def answer(case: Mapping[str, Any]) -> Inference:
     """Our inference for one stored case."""
+    rule = rule_of(case["api"])
     return infer(
-        rule_of(case["api"]),
+        rule,
         case["direction"],
         case["mesh"],
         [_tensor(stated) for stated in case["inputs"]],
-        outputs=[_tensor(stated) for stated in case.get("outputs_in", [])],
-        attributes={name: _value(value) for name, value in case["attrs"]},
+        outputs=[_tensor(stated) for stated in case.get("outputs_in") or []],
+        attributes=_attributes(rule, case["attrs"]),
     )
 
 
@@ -96,11 +91,12 @@ def _equal(ours: Answer, stated: Any, kinds: bool) -> bool:
 
 
 def agrees(case: Mapping[str, Any]) -> bool:
+    refused = bool(case.get("error"))
     try:
         ours = answer(case)
     except RuleRefusedError:
-        return "error" in case
-    if "error" in case:
+        return refused
+    if refused:
         return False
     kinds = case["api"] not in AXIS_ONLY
     return all(
@@ -110,15 +106,16 @@ def agrees(case: Mapping[str, Any]) -> bool:
     )
 
 
-def check(path: Path) -> dict[str, Tally]:
+def check(path: Path) -> dict[str, SpmdTally]:
     """Tally per "api direction", in order of appearance."""
-    tallies: dict[str, Tally] = {}
-    for case in read_cases(path):
-        tally = tallies.setdefault(f"{case['api']} {case['direction']}", Tally())
-        tally.cases += 1
+    tallies: dict[str, SpmdTally] = {}
+    for case in read_lines(path):
+        rule = f"{case['api']} {case['direction']}"
+        tally = tallies.setdefault(rule, SpmdTally())
+        tally.total += 1
         if agrees(case):
             tally.agree += 1
-            tally.refused += "error" in case
+            tally.refused += bool(case.get("error"))
         else:
-            tally.differ.append(case["id"])
+            tally.differ.append(f"{case['id']} {rule}")
     return tallies

@@ -36,8 +36,13 @@ def single(operands: Sequence[Operand], strict: bool = False) -> Merged:
         raise RuleRefusedError(str(error)) from None
 
 
-def _widest_first(suggestions: Sequence[Axes], mesh: Sequence[int]) -> list[Axes]:
-    return sorted(suggestions, key=lambda axes: (-len(axes), -math.prod(mesh[a] for a in axes)))
+def _widest_first(suggestions: Sequence[Axes], mesh: Sequence[int], ordered: bool) -> list[Axes]:
+    """Most axes, then most shards first; equals by axis if `ordered`, else as they came."""
+
+    def rank(axes: Axes) -> tuple[int, int, Axes]:
+        return -len(axes), -math.prod(mesh[axis] for axis in axes), axes if ordered else ()
+
+    return sorted(suggestions, key=rank)
 
 
 def divide(axes: Axes, size: int, mesh: Sequence[int]) -> Axes:
@@ -47,7 +52,7 @@ def divide(axes: Axes, size: int, mesh: Sequence[int]) -> Axes:
     return axes
 
 
-def _merged_letters(operands: Sequence[Operand], mesh: Sequence[int]) -> Merged:
+def _merged_letters(operands: Sequence[Operand], mesh: Sequence[int], ordered: bool = False) -> Merged:
     """Every letter with all the axes that any operand offers for it, the widest offer first."""
     offered: dict[str, list[Axes]] = {}
     for letters, mapping in operands:
@@ -56,7 +61,7 @@ def _merged_letters(operands: Sequence[Operand], mesh: Sequence[int]) -> Merged:
     merged: Merged = {}
     for letter, suggestions in offered.items():
         axes: Axes = ()
-        for suggestion in _widest_first(suggestions, mesh):
+        for suggestion in _widest_first(suggestions, mesh, ordered):
             axes = co_shard(letter, axes, suggestion)
         merged[letter] = axes
     return merged
@@ -64,7 +69,8 @@ def _merged_letters(operands: Sequence[Operand], mesh: Sequence[int]) -> Merged:
 
 def divisible(operands: Sequence[Operand], sizes: Mapping[str, int], mesh: Sequence[int]) -> Merged:
     """`sizes` of the letters; an axis that two letters want goes to the larger."""
-    merged = {letter: divide(axes, sizes[letter], mesh) for letter, axes in _merged_letters(operands, mesh).items()}
+    whole = _merged_letters(operands, mesh, ordered=True)
+    merged = {letter: divide(axes, sizes[letter], mesh) for letter, axes in whole.items()}
 
     def largest(axis: int, letters: Sequence[str]) -> str:
         return max(letters, key=lambda letter: sizes[letter])

@@ -19,6 +19,7 @@ A rule is a notation (paddle_notation.py), the name of a merge (paddle_merge.py)
                  nothing partial) or whole
     out_into     (reverse) the templates by which outputs are read, where they differ from `out`
     outputs_keep_partial  (reverse)
+    as_gradient  (reverse) the gradient rule that the registry holds in its place
     function     a function of paddle_shapes.py or paddle_special.py, where no notation says it
 
 Reverse rules merge the outputs and read the inputs; gradient rules are forward rules of the
@@ -58,23 +59,37 @@ def _document() -> Mapping[str, Any]:
 def spec_of(rule: str, direction: str) -> Spec:
     """The data of a rule. Raises UnknownNameError where there is none."""
     rules: Mapping[str, Any] = _document()["rules"]
-    name = _document()["same_as"].get(rule, rule)
+    name = _same_as().get(rule, rule)
     if name not in rules or direction not in rules[name]:
-        raise UnknownNameError(f"{direction} SPMD rule", rule, sorted({*rules, *_document()["same_as"]}))
+        raise UnknownNameError(f"{direction} SPMD rule", rule, rule_names())
     spec: Spec = rules[name][direction]
     if direction == "reverse":
         spec = {**{key: rules[name]["forward"][key] for key in ("in", "out", "keep", "swap", "ones_whole", "broadcast") if key in rules[name]["forward"]}, **spec}
     return spec
 
 
+@lru_cache(maxsize=1)
+def _same_as() -> Mapping[str, str]:
+    """Another name -> the rule's own."""
+    return {other: name for name, others in _document()["same_as"].items() for other in others}
+
+
 def rule_names() -> list[str]:
-    return sorted({*_document()["rules"], *_document()["same_as"]})
+    return sorted({*_document()["rules"], *_same_as()})
+
+
+def attribute_names(rule: str) -> list[str]:
+    """The rule's attributes in the order of the real function's arguments."""
+    names: list[str] = _document()["attributes"].get(_same_as().get(rule, rule), [])
+    return names
 
 
 def rule_of_function(function: str) -> str:
     """The rule behind one of the library's C++ functions (`MatmulGradInferSpmd` -> `matmul_grad`)."""
-    rule: str = _document()["functions"][function]
-    return rule
+    functions: Mapping[str, str] = _document()["functions"]
+    if function not in functions:
+        raise UnknownNameError("SPMD function", function, functions)
+    return functions[function]
 
 
 def infer(
@@ -92,6 +107,8 @@ def infer(
     """
     spec = spec_of(rule, direction)
     attributes = attributes or {}
+    if "as_gradient" in spec:
+        return infer(spec["as_gradient"], "grad", mesh, [*inputs, *outputs], attributes=attributes)
     if "function" in spec:
         inputs, outputs = seen(spec, mesh, inputs), seen(spec, mesh, outputs)
         return FUNCTIONS[spec["function"]](spec, mesh, inputs, outputs, attributes)

@@ -33,7 +33,7 @@ Arguments = Sequence[Argument]
 @dataclass(frozen=True, slots=True)
 class Source:
     dims: tuple[int, ...]
-    """input dims of more than one element; empty = a new dim of size 1"""
+    """input dims; empty = a new dim of size 1"""
     pieces: tuple[int, ...]
     part: int
 
@@ -61,8 +61,11 @@ def sources(given: Sequence[int], wanted: Sequence[int]) -> list[Source]:
                 have, left = have * given[left], left + 1
             else:
                 need, right = need * wanted[right], right + 1
-        dims = tuple(dim for dim in range(start, left) if given[dim] > 1)
         pieces = tuple(wanted[first:right])
+        if have == need == 1 and left > start and pieces:
+            found.append(Source((start,), pieces, 0))
+            continue
+        dims = tuple(dim for dim in range(start, left) if given[dim] > 1)
         found += [_source(dims, pieces, part) for part in range(len(pieces))]
     return found
 
@@ -110,6 +113,10 @@ def through(
         if axes:
             kept[source.dims[0]] = axes
     return tuple(kept), tuple(out)
+
+
+UNKNOWN_SIZE = 256
+"""Stands for a dim whose size is not known (-1) in the input, as in the real rule."""
 
 
 def target_shape(shape: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...]:
@@ -177,13 +184,11 @@ def transform(
     """Forward; `kind` reshape and flatten fold shardings and pass a partial status on."""
     assert isinstance(spec, dict)
     (x,) = flat(inputs)
-    found = _wanted(spec["kind"], x.sizes, attributes)
+    shape = tuple(UNKNOWN_SIZE if size == -1 else size for size in x.sizes)
+    found = _wanted(spec["kind"], shape, attributes)
     fold = spec["kind"] in ("reshape", "flatten")
     mapping = x.attr.dims_mapping if fold else single_axis(x.attr.dims_mapping, mesh)
-    if spec["kind"] == "reshape" and _shape_of(found) == x.sizes:
-        kept, out = mapping, mapping
-    else:
-        kept, out = through(found, x.sizes, mapping, mesh, fold)
+    kept, out = through(found, shape, mapping, mesh, fold)
     partial = dict(x.attr.partial) if fold else {}
     answer = DistAttr(dims_mapping=kept, partial=partial)
     results = [DistAttr(dims_mapping=out, partial=partial)]
