@@ -32,11 +32,16 @@ BLOCK = 2048
 
 
 def interleaved(
-    f: list[Floats], b: list[Floats], count: list[int], p2p: Floats, m: Floats, pp: int, vpp: int
+    f: list[Floats], b: list[Floats], count: list[int], p2p: Floats, m: Floats, pp: int, vpp: int, follow: bool
 ) -> Floats:
-    """Seconds of interleaved 1F1B per row; see pipeline.py for the shapes. m is a multiple of pp, vpp ≥ 2."""
+    """Seconds of interleaved 1F1B per row; see pipeline.py for the shapes. m is a multiple of pp, vpp ≥ 2.
+
+    Without `follow` every row is taken as settled: a lower bound that is quick to evaluate.
+    """
     chunk = np.repeat(np.arange(len(count)), count)
-    settled = _settled(f, b, tuple(count), p2p, pp) & (m >= 3.0 * pp)
+    settled = np.ones(len(m), dtype=np.bool_)
+    if follow:
+        settled = _settled(f, b, tuple(count), p2p, pp) & (m >= 3.0 * pp)
     seconds = np.empty_like(m)
     for chosen, solve in (
         (m <= pp, _forwards_first),
@@ -119,7 +124,27 @@ def _stay(cost: Floats, p2p: Floats, m: Floats) -> Floats:
     best: Floats = ends[0] + middle[0]
     for s in range(1, pp):
         best = np.maximum(best, ends[s] + middle[s])
-    return best
+    return np.maximum(best, (ends[0] + middle[0]) + np.maximum(0.0, np.floor(m / pp) - 3.0) * _ride(cost, p2p))
+
+
+def _ride(cost: Floats, p2p: Floats) -> Floats:
+    """Seconds that a path gains per group of pp micro-batches, over staying on the first stage, by riding with a
+    forward (or a backward) through all its chunks: where a message outlasts the job beside which it travels."""
+    _, vpp, pp, _ = cost.shape
+    least, stays = cost[:, 0, 0], cost[0, 0, 0] + cost[1, 0, 0]
+    for row in range(1, vpp):
+        least = np.minimum(least, cost[:, row, 0])
+        stays = stays + (cost[0, row, 0] + cost[1, row, 0])
+    most = np.zeros_like(p2p)
+    for way, waits in ((0, vpp - 1), (1, 0)):
+        # from the first stage's first chunk to its last, then that stage's own jobs until the next group
+        ridden = cost[way, vpp - 1, 0] + (vpp - 1.0) * pp * p2p
+        for row in range(vpp - 1):
+            for s in range(pp):
+                ridden = ridden + cost[way, row, s]
+        own = (pp - 1.0) * cost[way, waits, 0] + pp * least[1 - way]
+        most = np.maximum(most, (ridden + own) - pp * stays)
+    return most
 
 
 def _met(row: int, pp: int, vpp: int) -> Floats:

@@ -207,7 +207,7 @@ class StageLoad:
     def pipeline_time(self, schedule: str, m: Floats, pp: int, vpp: int) -> PipelineTime:
         return pipeline_time(
             schedule, forward=self.chunk_forward, backward=self.chunk_backward, count=self.chunk_counts, p2p=self.p2p,
-            overlap_p2p=self.overlap_p2p, m=m, pp=pp, vpp=vpp,
+            overlap_p2p=self.overlap_p2p, m=m, pp=pp, vpp=vpp, follow=False,
         )
 
 
