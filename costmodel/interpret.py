@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from distplan.costmodel.interpret_gradients import GRADIENTS, gradient
-from distplan.costmodel.interpret_kernels import Call, InterpretError, forward
+from distplan.costmodel.interpret_gradients import GRADIENTS, forward, gradient
+from distplan.costmodel.interpret_kernels import Call, InterpretError
 from distplan.costmodel.interpret_mesh import Array, Mesh, all_reduce, starts, transit
 from distplan.costmodel.layout import Axes, Dims, Layout
 from distplan.costmodel.program import COLLECTIVES, Node, SegmentProgram
@@ -114,7 +114,7 @@ def _operator(program: SegmentProgram, node: Node, values: Values, world: World)
             starts(layout.renamed(names), world.mesh, array.shape[1:])
             for layout, names, array in zip(layouts, dims, inputs, strict=True)
         ),
-        causal=world.causal, window=min(node.window, world.window), shapes=shapes,
+        causal=world.causal, window=min(node.window, world.window), block=min(node.block, world.window), shapes=shapes,
         out_dims=tuple(layout.dims for layout in outputs),
         out_starts=tuple(starts(layout, world.mesh, shape) for layout, shape in zip(outputs, shapes, strict=True)),
         scale=world.scale,
@@ -125,7 +125,7 @@ def _operator(program: SegmentProgram, node: Node, values: Values, world: World)
 def _read_as(node: Node, layouts: list[Layout]) -> tuple[Dims, ...]:
     """Names of the dims under which a node reads its inputs."""
     if node.kind == "attention_grad":
-        return (node.result, *node.operands, *(layout.dims for layout in layouts[4:]))
+        return (node.result, *node.operands[:3], *(layout.dims for layout in layouts[4:]))
     if node.kind in GRADIENTS:
         return (node.operands[0], *(layout.dims for layout in layouts[1:]))
     return node.operands

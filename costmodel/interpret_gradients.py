@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from distplan.costmodel.interpret_kernels import (
+    FORWARD,
     SOFTMAX_SCALE,
     Call,
     InterpretError,
@@ -25,7 +26,16 @@ from distplan.costmodel.interpret_kernels import (
     within,
 )
 from distplan.costmodel.interpret_mesh import Array
+from distplan.costmodel.interpret_slots import SLOT_FORWARD, SLOT_GRADIENTS
 from distplan.costmodel.layout import Dims
+
+
+def forward(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    """Outputs of one forward operator. Raises InterpretError for a kind without a meaning."""
+    kernel = FORWARD.get(call.kind) or SLOT_FORWARD.get(call.kind)
+    if kernel is None:
+        raise InterpretError(f"operator kind '{call.kind}' has no meaning that could be executed")
+    return kernel(call, inputs)
 
 
 def gradient(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
@@ -58,6 +68,23 @@ def _glu(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return dy * up * slope, dy * value
 
 
+def _concat(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    """Each part's columns, summed over the dims that the part does not have."""
+    parts, at = [], 0
+    for dims, shape in zip(call.out_dims, call.shapes, strict=True):
+        columns = inputs[0][..., at : at + shape[-1]]
+        parts.append(_sum_over_others(columns, call.result, (*dims[:-1], call.result[-1])))
+        at += shape[-1]
+    return tuple(parts)
+
+
+def _scale(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    dy, x, gate = inputs
+    value, slope = activation(call.function, gate)
+    dgate = _sum_over_others(dy * x, call.result, call.out_dims[1]) * slope
+    return dy * aligned(value, call.out_dims[1], call.result), dgate
+
+
 def _product(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
     dy, a, b = inputs
     return dy * aligned(b, call.out_dims[1], call.result), _sum_over_others(dy * a, call.result, call.out_dims[1])
@@ -70,9 +97,9 @@ def _dropout(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
 def _norm(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
     """dx = (dx̂ − mean(dx̂·x̂)·x̂ [− mean(dx̂) for layernorm]) / σ, with dx̂ = dy·weight."""
     dy, x, *weights = inputs
-    over = norm_axes(call.result, call.out_dims[1] if len(call.out_dims) > 1 else None)
+    over = norm_axes(call.result, call.dims[2] if weights else None)
     hat, spread = normalized(call.function, x, over)
-    dhat = dy * aligned(weights[0], call.out_dims[1], call.result) if weights else dy
+    dhat = dy * aligned(weights[0], call.dims[2], call.result) if weights else dy
     dx = dhat - (dhat * hat).mean(axis=over, keepdims=True) * hat
     if call.function == "layernorm":
         dx = dx - dhat.mean(axis=over, keepdims=True)
@@ -88,19 +115,22 @@ def _rope(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 def _attention(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
     """Flash attention's backward (arXiv 2205.14135, appendix B.4) in one block: inputs dy, q, k, v, out, lse."""
-    dy, q, k, v, out, lse = inputs
+    dy, q, k, v, out, lse, *sinks = inputs
     of_qk = Call(
         kind=call.kind, function="", dims=call.dims, result=call.result, starts=call.starts[1:3],
-        causal=call.causal, window=call.window,
+        causal=call.causal, window=call.window, block=call.block,
     )  # fmt: skip
     p = np.exp(scores(of_qk, q, k) - np.moveaxis(lse, 2, -1)[..., None])
-    dv = np.einsum("rbkgst,rbskgh->rbtkh", p, dy, optimize=True)
-    dp = np.einsum("rbskgh,rbtkh->rbkgst", dy, v, optimize=True)
-    inner = np.einsum("rbskgh,rbskgh->rbkgs", dy, out, optimize=True)
+    dv = np.einsum("rbkgst,rbskgh->rbtkh", p, dy)
+    dp = np.einsum("rbskgh,rbtkh->rbkgst", dy, v)
+    inner = np.einsum("rbskgh,rbskgh->rbkgs", dy, out)
     ds = p * (dp - inner[..., None]) / math.sqrt(q.shape[-1])
-    dq = np.einsum("rbkgst,rbtkh->rbskgh", ds, k, optimize=True)
-    dk = np.einsum("rbkgst,rbskgh->rbtkh", ds, q, optimize=True)
-    return dq, dk, dv
+    dq = np.einsum("rbkgst,rbtkh->rbskgh", ds, k)
+    dk = np.einsum("rbkgst,rbskgh->rbtkh", ds, q)
+    if not sinks:
+        return dq, dk, dv
+    share = np.exp(sinks[0][:, None, :, :, None] - np.moveaxis(lse, 2, -1))
+    return dq, dk, dv, -(share * inner).sum(axis=(1, 4))
 
 
 def _softmax(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
@@ -139,10 +169,13 @@ def _cross_entropy(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 
 GRADIENTS: Mapping[str, Kernel] = {
+    **SLOT_GRADIENTS,
     "cast_grad": _same,
     "bias_grad": _bias,
     "activation_grad": _activation,
     "glu_grad": _glu,
+    "concat_grad": _concat,
+    "scale_grad": _scale,
     "mul_grad": _product,
     "dropout_grad": _dropout,
     "norm_grad": _norm,

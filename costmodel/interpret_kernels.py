@@ -41,6 +41,7 @@ class Call:
     starts: tuple[Mapping[str, Ints], ...]
     causal: bool = True
     window: int = 0
+    block: int = 0
     shapes: tuple[tuple[int, ...], ...] = ()
     """local shapes of the outputs, where a kernel cannot see them in its inputs (gradients of tables)"""
     out_dims: tuple[Dims, ...] = ()
@@ -57,15 +58,8 @@ def einsum(operands: Sequence[Array], dims: Sequence[Dims], result: Dims) -> Arr
     names = dict.fromkeys(dim for each in (*dims, result) for dim in each)
     letter = dict(zip(names, ascii_letters[1:], strict=False))
     terms = ",".join("a" + "".join(letter[d] for d in each) for each in dims)
-    product: Array = np.einsum(f"{terms}->a{''.join(letter[d] for d in result)}", *operands, optimize=True)
+    product: Array = np.einsum(f"{terms}->a{''.join(letter[d] for d in result)}", *operands)
     return product
-
-
-def forward(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    """Outputs of one forward operator. Raises InterpretError for a kind without a meaning."""
-    if call.kind not in FORWARD:
-        raise InterpretError(f"operator kind '{call.kind}' has no meaning that could be executed")
-    return FORWARD[call.kind](call, inputs)
 
 
 def _einsum(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
@@ -105,6 +99,9 @@ def activation(name: str, x: Array) -> tuple[Array, Array]:
     if name == "gelu":
         share = 0.5 * (1.0 + erf(x / math.sqrt(2.0)))
         return x * share, share + x * np.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
+    if name == "sigmoid":
+        gate = 1.0 / (1.0 + np.exp(-x))
+        return gate, gate * (1.0 - gate)
     if name == "relu":
         return np.maximum(x, 0.0), (x > 0.0).astype(np.float64)
     if name == "relu2":
@@ -131,6 +128,24 @@ def norm_axes(result: Dims, weight: Dims | None) -> tuple[int, ...]:
     """Positions (behind the ranks) of the dims that a norm runs over: its weight's, or the last one."""
     over = weight or result[-1:]
     return tuple(result.index(dim) + 1 for dim in over)
+
+
+def _concat(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    """Along the last dim; a part without some of the other dims is repeated over them."""
+    spread = np.broadcast_shapes(*((*_leading(x, d, call.result),) for x, d in zip(inputs, call.dims, strict=True)))
+    parts = [
+        np.broadcast_to(aligned(x, (*d[:-1], call.result[-1]), call.result), (*spread, x.shape[-1]))
+        for x, d in zip(inputs, call.dims, strict=True)
+    ]
+    return (np.concatenate(parts, axis=-1),)
+
+
+def _leading(x: Array, dims: Dims, result: Dims) -> tuple[int, ...]:
+    return aligned(x, (*dims[:-1], result[-1]), result).shape[:-1]
+
+
+def _scale(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    return (inputs[0] * aligned(activation(call.function, inputs[1])[0], call.dims[1], call.result),)
 
 
 def _norm(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
@@ -173,21 +188,28 @@ def hidden_from(call: Call, at: Ints, seen: Ints) -> Array:
         open_ &= distance >= 0
     if call.window:
         open_ &= np.abs(distance) < call.window
+    if call.block:
+        open_ &= at[:, :, None] // call.block == seen[:, None, :] // call.block
     return np.where(open_, 0.0, -np.inf)
 
 
 def scores(call: Call, q: Array, k: Array) -> Array:
     """[ranks, batch, kv_heads, group, seq, kv_seq], scaled and masked."""
     mask = hidden_from(call, positions(call, 0, "seq", q.shape[2]), positions(call, 1, "kv_seq", k.shape[2]))
-    raw = np.einsum("rbskgh,rbtkh->rbkgst", q, k, optimize=True) / math.sqrt(q.shape[-1])
+    raw = np.einsum("rbskgh,rbtkh->rbkgst", q, k) / math.sqrt(q.shape[-1])
     return raw + mask[:, None, None, None]
 
 
 def _attention(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
     s = scores(call, inputs[0], inputs[1])
-    top = s.max(axis=-1, keepdims=True)
-    lse = np.log(np.exp(s - top).sum(axis=-1)) + top[..., 0]
-    out = np.einsum("rbkgst,rbtkh->rbskgh", np.exp(s - lse[..., None]), inputs[2], optimize=True)
+    if len(inputs) > 3:  # a sink is one more score, which no value belongs to
+        sink = np.broadcast_to(inputs[3][:, None, :, :, None, None], (*s.shape[:-1], 1))
+        top = np.maximum(s.max(axis=-1, keepdims=True), sink)
+        lse = np.log(np.exp(s - top).sum(axis=-1) + np.exp(sink - top)[..., 0]) + top[..., 0]
+    else:
+        top = s.max(axis=-1, keepdims=True)
+        lse = np.log(np.exp(s - top).sum(axis=-1)) + top[..., 0]
+    out = np.einsum("rbkgst,rbtkh->rbskgh", np.exp(s - lse[..., None]), inputs[2])
     return out, np.moveaxis(lse, -1, 2)
 
 
@@ -247,6 +269,8 @@ FORWARD: Mapping[str, Kernel] = {
     "dropout": _dropout,
     "activation": _activation,
     "glu": _glu,
+    "concat": _concat,
+    "scale": _scale,
     "norm": _norm,
     "rope": _rope,
     "attention": _attention,

@@ -55,10 +55,15 @@ class Mesh:
 
     def position(self, axes: Axes) -> Ints:
         """[ranks]: the place of every rank in its group."""
-        groups = self.groups(axes)
-        places = np.empty(self.ranks, dtype=np.int64)
-        places[groups] = np.arange(groups.shape[1])[None, :]
-        return places
+        return _position(self, axes)
+
+
+@lru_cache(maxsize=4096)
+def _position(mesh: Mesh, axes: Axes) -> Ints:
+    groups = mesh.groups(axes)
+    places = np.empty(mesh.ranks, dtype=np.int64)
+    places[groups] = np.arange(groups.shape[1])[None, :]
+    return places
 
 
 @lru_cache(maxsize=4096)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from distplan.costmodel.graph import Operator, Segment
-from distplan.costmodel.interpret_gradients import gradient
-from distplan.costmodel.interpret_kernels import Call, InterpretError, einsum, forward
+from distplan.costmodel.interpret_gradients import forward, gradient
+from distplan.costmodel.interpret_kernels import Call, InterpretError, einsum
 from distplan.costmodel.interpret_mesh import Array
 from distplan.costmodel.layout import Dims
 
@@ -25,13 +25,15 @@ class Alone:
     causal: bool
     window: int
     scale: float
+    sizes: Mapping[str, int]
 
 
 def reference_forward(segment: Segment, inputs: Mapping[str, Array], alone: Alone) -> dict[str, Array]:
     """Every value of the graph by name; `<name>.lse` and `<name>.mask` beside those of attention and dropout."""
     values = {name: array[None] for name, array in inputs.items()}
     for op in segment.operators:
-        made = forward(_call(op, op.kind, op.operands, alone, ()), [values[name] for name in op.inputs])
+        shape = tuple(alone.sizes[dim] for dim in op.result)
+        made = forward(_call(op, op.kind, op.operands, alone, [(op.result, shape)]), [values[n] for n in op.inputs])
         for suffix, array in zip(("", ".lse" if op.kind == "attention" else ".mask"), made, strict=False):
             values[op.output + suffix] = array
     return {name: array[0] for name, array in values.items()}
@@ -50,13 +52,15 @@ def reference_backward(
     return grads
 
 
-def _call(op: Operator, kind: str, dims: Sequence[Dims], alone: Alone, out: Sequence[tuple[Dims, Array]]) -> Call:
+def _call(
+    op: Operator, kind: str, dims: Sequence[Dims], alone: Alone, out: Sequence[tuple[Dims, tuple[int, ...]]]
+) -> Call:
     zero = np.zeros(1, dtype=np.int64)
     return Call(
         kind=kind, function=op.function, dims=tuple(dims), result=op.result,
         starts=tuple({dim: zero for dim in each} for each in dims), causal=alone.causal,
-        window=min(op.window, alone.window), scale=alone.scale,
-        shapes=tuple(array.shape for _, array in out), out_dims=tuple(names for names, _ in out),
+        window=min(op.window, alone.window), block=min(op.block, alone.window), scale=alone.scale,
+        shapes=tuple(shape for _, shape in out), out_dims=tuple(names for names, _ in out),
         out_starts=tuple({dim: zero for dim in names} for names, _ in out),
     )  # fmt: skip
 
@@ -70,7 +74,7 @@ def _backward(op: Operator, values: Mapping[str, Array], dy: Array | None, alone
     passing = [(op.inputs[0], _given(op, dy))] if op.kind in ("bias", "position_embedding") else []
     reads, targets = _kernel_arguments(op, values, dy)
     names = dict(zip(op.inputs, op.operands, strict=True))
-    out = [(names[target], values[target]) for target in targets]
+    out = [(names[target], values[target].shape) for target in targets]
     call = _call(op, f"{op.kind}_grad", [dims for dims, _ in reads], alone, out)
     made = gradient(call, [array[None] for _, array in reads])
     return passing + [(target, array[0]) for target, array in zip(targets, made, strict=True)]
@@ -101,10 +105,12 @@ def _kernel_arguments(
     output = (op.result, values[op.output])
     if op.kind == "attention":
         lse = (op.result[:-1], values[f"{op.output}.lse"])
-        return [first, *inputs, output, lse], op.inputs
+        return [first, *inputs[:3], output, lse, *inputs[3:]], op.inputs
     if op.kind in ("bias", "position_embedding"):
         return [first], op.inputs[1:]
-    kept = {"norm": inputs[:2], "softmax": [output], "rope": [], "cast": []}
+    if op.kind in ("dispatch", "dispatch_weights", "combine"):
+        return [first, inputs[-1]], op.inputs[:1]
+    kept = {"norm": inputs[:2], "softmax": [output], "rope": [], "cast": [], "concat": []}
     if op.kind == "dropout":
         return [first, (op.result, values[f"{op.output}.mask"])], op.inputs
     return [first, *kept.get(op.kind, inputs)], op.inputs

@@ -84,6 +84,11 @@ def weights_of(part: Part) -> dict[Key, Weight]:
     return {(part.name, weight.name): weight for weight in part.program.segment.weights}
 
 
+def trained_of(part: Part) -> dict[Key, Weight]:
+    """Weights that backward gives a gradient."""
+    return {key: weight for key, weight in weights_of(part).items() if weight.name in part.program.gradients}
+
+
 def single_step(parts: Sequence[Part], start: Start, alone: Alone) -> Outcome:
     """The step on one device, from the graph alone. A tied weight is one weight."""
     done = Outcome()
@@ -101,11 +106,11 @@ def single_step(parts: Sequence[Part], start: Start, alone: Alone) -> Outcome:
             dy = grads.get("x")
             if dy is not None:
                 done.input_gradients[number, part.name] = dy
-            for key in weights_of(part):
+            for key in trained_of(part):
                 to = start.tied.get(key, key)
                 done.gradients[to] = done.gradients.get(to, np.zeros(())) + grads[key[1]]
     for part in parts:
-        for key, weight in weights_of(part).items():
+        for key, weight in trained_of(part).items():
             owner = start.tied.get(key, key)
             grad, held_moments = done.gradients[owner], start.moments[owner]
             done.weights[key] = update(start.optimizer, start.weights[owner], grad, held_moments, weight.decay)
@@ -165,7 +170,7 @@ class _Ranks:
 
     def add(self, part: Part, values: Values) -> None:
         """A micro-batch's weight gradients, reduced at once or only summed."""
-        for key, weight in weights_of(part).items():
+        for key, weight in trained_of(part).items():
             grad = values[part.program.gradients[key[1]]]
             if self.how.zero >= 2 and self.how.reduce_each:
                 path = state_path(part.program, weight, True)
@@ -195,12 +200,12 @@ def sharded_step(parts: Sequence[Part], start: Start, world: World, how: Shardin
         _forward(done, ranks, number, batch)
         _backward(done, ranks, number)
     for part in parts:
-        for key, weight in weights_of(part).items():
+        for key, weight in trained_of(part).items():
             done.gradients[key] = ranks.reduced(part, weight)
     for copy, owner in start.tied.items():
         _sum_tied(done, copy, owner, how)
     for part in parts:
-        for key, weight in weights_of(part).items():
+        for key, weight in trained_of(part).items():
             first, second = (ranks.store(part, weight, m) for m in start.moments[key])
             fresh = update(start.optimizer, ranks.stored[key], done.gradients[key], (first, second), weight.decay)
             done.weights[key] = ranks.gathered(part, weight, fresh)

@@ -8,7 +8,7 @@ are not clipped. Every collective is then left out once, to show that the result
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import lcm
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from distplan.costmodel.interpret import World, settled
 from distplan.costmodel.interpret_kernels import InterpretError
-from distplan.costmodel.interpret_mesh import Array, Mesh, spread
+from distplan.costmodel.interpret_mesh import Array, Ints, Mesh, spread
 from distplan.costmodel.interpret_reference import Alone
 from distplan.costmodel.interpret_step import (
     Key,
@@ -27,11 +27,13 @@ from distplan.costmodel.interpret_step import (
     sharded_step,
     single_step,
     store,
+    trained_of,
     weights_of,
 )
-from distplan.costmodel.layout import CP, DATA, EXPERT, TP, Axes, Layout
-from distplan.costmodel.model import Attention, Model, Workload
-from distplan.costmodel.program import COLLECTIVES, SegmentProgram
+from distplan.costmodel.layout import CP, DATA, EXPERT, TP, Axes, Layout, placed
+from distplan.costmodel.model import Attention, Model, Moe, Workload
+from distplan.costmodel.operators import TOKENS
+from distplan.costmodel.program import COLLECTIVES, SLOT_AXES, SegmentProgram, residual_placement
 from distplan.costmodel.runtime import Runtime
 from distplan.costmodel.sizes import mesh_symbols
 from distplan.costmodel.state_path import state_path
@@ -117,7 +119,7 @@ def verify(
     """
     eng = engine(model, workload, cluster or load_cluster(default("hardware")), runtime)
     small = shrink(eng, strategy, seed)
-    alone = Alone(causal=small.world.causal, window=small.world.window, scale=small.world.scale)
+    alone = Alone(causal=small.world.causal, window=small.world.window, scale=small.world.scale, sizes=small.world.sizes)
     right = single_step(small.parts, small.start, alone)
     tensors = compare(small, right, sharded_step(small.parts, small.start, small.world, small.how))
     found = _collectives(small)
@@ -168,31 +170,51 @@ def small_degrees(eng: Engine, strategy: Strategy) -> dict[str, int]:
     return small | {"edp": ranks // (ep * etp), "ep": ep, "etp": etp}
 
 
+LEAST = {"hidden": 6, "ffn": 3, "vocab": 5, "batch": 1, "kv_heads": 1, "group": 1, "experts": 4, "v_head_dim": 3}
+"""elements of a dim that few ranks share; 2 for those that are not named"""
+
+
 def small_sizes(
     eng: Engine, programs: Sequence[SegmentProgram], mesh: Mesh, strategy: Strategy
 ) -> dict[str, int]:
-    """The least sizes that every layout divides, doubled where one element would hide an order."""
-    multiple: dict[str, int] = {}
-    for program in programs:
-        for value in program.values.values():
-            for dim, axes in zip(value.layout.dims, value.layout.shards, strict=True):
-                multiple[dim] = lcm(multiple.get(dim, 1), mesh.degree(axes))
-    tokens = mesh.degree((*CP, *TP)) if strategy.sp else mesh.degree(CP)
-    base = {"hidden": 6, "head_dim": 4, "ffn": 3, "vocab": 5, "seq": 2, "batch": 1, "kv_heads": 1, "group": 1}
-    sizes = {dim: multiple.get(dim, 1) * base.get(dim, 2) for dim in (*base, *multiple)}
-    sizes["batch"] = mesh.degree(DATA) * (2 if strategy.micro_batch > 1 else 1)
-    sizes["seq"] = lcm(sizes["seq"], 2 * tokens)
+    """The least sizes that every layout divides, larger where one element would hide an order."""
+    multiple: dict[str, int] = dict.fromkeys(LEAST, 1)
+    for layout in _layouts(programs, strategy.zero > 0):
+        for dim, axes in zip(layout.dims, layout.shards, strict=True):
+            multiple[dim] = lcm(multiple.get(dim, 1), mesh.degree(axes))
+    sizes = {dim: n if n >= 4 else n * LEAST.get(dim, 2) for dim, n in multiple.items()}
     mixers = [kind.mixer for kind in eng.model.kinds.values() if isinstance(kind.mixer, Attention)]
     if all(m.kv_heads > 1 for m in mixers):
         sizes["kv_heads"] = max(sizes["kv_heads"], 2)
     if any(m.heads > m.kv_heads for m in mixers):
         sizes["group"] = max(sizes["group"], 2)
-    return sizes | {"kv_seq": sizes["seq"], "positions": sizes["seq"] + 2}
+    sizes["batch"] = mesh.degree(DATA) * (2 if strategy.micro_batch > 1 else 1)
+    tokens = mesh.degree((*CP, *TP)) if strategy.sp else mesh.degree(CP)
+    sizes["seq"] = lcm(multiple.get("seq", 1), 2 * tokens)
+    routes = [kind.ffn.top_k for kind in eng.model.kinds.values() if isinstance(kind.ffn, Moe)]
+    half_head = lcm(2, *(multiple.get(dim, 1) for dim in ("nope_dim", "rope_dim")), -(-multiple.get("head_dim", 1) // 2))
+    rows = multiple.get("positions", 1)
+    return sizes | {
+        "nope_dim": half_head, "rope_dim": half_head, "head_dim": 2 * half_head, "mtp_hidden": sizes["hidden"],
+        "kv_seq": sizes["seq"], "positions": -(-(sizes["seq"] + 2) // rows) * rows, "router_experts": sizes["experts"],
+        "routes": min([2, *routes]), "capacity": sizes["batch"] * sizes["seq"],
+    }  # fmt: skip
+
+
+def _layouts(programs: Sequence[SegmentProgram], sharded: bool) -> Iterator[Layout]:
+    for program in programs:
+        for value in program.values.values():
+            yield value.layout
+        for weight in program.segment.weights:
+            if weight.name in program.gradients:
+                yield state_path(program, weight, sharded).stored
 
 
 def _parts(eng: Engine, programs: Sequence[SegmentProgram], chunks: int) -> tuple[Part, ...]:
     """Embedding, layers of every kind in turn over `chunks` pipeline chunks, head."""
     kinds = list(dict.fromkeys(eng.pattern))
+    if eng.model.mtp_layers:
+        kinds.append(len(programs) - 2)  # a module that predicts a later token is one more layer here
     count = max(2, chunks, len(kinds))
     parts = [Part(name="embedding", program=programs[0], chunk=0)]
     for layer in range(count):
@@ -237,35 +259,37 @@ def error(got: Array, right: Array) -> float:
     return difference if np.isfinite(difference) else float("inf")
 
 
+Pair = tuple[str, str, Array, Array]
+"""(what, name, what the ranks have, what they should have)"""
+
+
 def compare(small: Small, right: Outcome, done: Outcome) -> tuple[Compared, ...]:
     """Every rank's block of every operator's output, gradient and weight against the single device's."""
     worst: dict[tuple[str, str], float] = {}
-
-    def note(what: str, name: str, got: Array, expected: Array) -> None:
+    for what, name, got, expected in _pairs(small, right, done):
         worst[what, name] = max(worst.get((what, name), 0.0), error(got, expected))
-
-    for (number, name), values in done.values.items():
-        part = next(p for p in small.parts if p.name == name)
-        for what, value, got, expected in _outputs(small, part, values, right.values[number, name]):
-            note(what, f"{name}: {value}", got, expected)
-        if part.program.input_gradient:
-            layout = part.program.values[part.program.input_gradient].layout
-            got = done.input_gradients[number, name]
-            note("input gradient", f"{name}: x", got, spread(right.input_gradients[number, name], layout, small.world.mesh))
-    for part in small.parts:
-        for key, weight in weights_of(part).items():
-            title = f"{part.name}: {weight.name}"
-            stored = store(part, weight, right.gradients[key], small.world, small.how.zero)
-            note("gradient", title, done.gradients[key], stored)
-            used = state_path(part.program, weight, small.how.zero > 0).used
-            note("weight", title, done.weights[key], spread(right.weights[key], used, small.world.mesh))
     return tuple(Compared(what=what, name=name, error=value) for (what, name), value in worst.items())
 
 
-def _outputs(
-    small: Small, part: Part, values: Mapping[str, Array], right: Mapping[str, Array]
-) -> list[tuple[str, str, Array, Array]]:
-    found = []
+def _pairs(small: Small, right: Outcome, done: Outcome) -> Iterator[Pair]:
+    mesh = small.world.mesh
+    for (number, name), values in done.values.items():
+        part = next(p for p in small.parts if p.name == name)
+        yield from _outputs(small, part, values, right.values[number, name])
+        if part.program.input_gradient:
+            layout = part.program.values[part.program.input_gradient].layout
+            got = done.input_gradients[number, name]
+            yield "input gradient", f"{name}: x", got, spread(right.input_gradients[number, name], layout, mesh)
+    for part in small.parts:
+        for key, weight in trained_of(part).items():
+            title = f"{part.name}: {weight.name}"
+            stored = store(part, weight, right.gradients[key], small.world, small.how.zero)
+            yield "gradient", title, done.gradients[key], stored
+            used = state_path(part.program, weight, small.how.zero > 0).used
+            yield "weight", title, done.weights[key], spread(right.weights[key], used, mesh)
+
+
+def _outputs(small: Small, part: Part, values: Mapping[str, Array], right: Mapping[str, Array]) -> Iterator[Pair]:
     mesh = small.world.mesh
     for node in part.program.nodes:
         if node.phase != "forward" or node.kind in COLLECTIVES:
@@ -274,8 +298,17 @@ def _outputs(
         layout: Layout = part.program.values[name].layout
         got = settled(values[name], layout, mesh, "max" if node.function == "max" else "sum")
         what = "loss" if node.kind == "cross_entropy" else "output"
-        found.append((what, name, got, spread(right[name], layout, mesh)))
-    return found
+        whole = right[name]
+        if "capacity" in layout.dims:
+            whole = whole.take(slot_order(small.world), axis=layout.dims.index("capacity"))
+        yield what, f"{part.name}: {name}", got, spread(whole, layout, mesh)
+
+
+def slot_order(world: World) -> Ints:
+    """Token of every slot: slots lie where their tokens are, rank by rank in the order of the expert axes."""
+    ids = np.arange(world.sizes["capacity"]).reshape(world.sizes["batch"], world.sizes["seq"])
+    held = spread(ids, placed(TOKENS, residual_placement(True)), world.mesh).reshape(world.mesh.ranks, -1)
+    return held[np.argsort(world.mesh.position(SLOT_AXES["capacity"]))].reshape(-1).astype(np.int64)
 
 
 def _collectives(small: Small) -> list[Collective]:
@@ -331,4 +364,4 @@ def _needed(small: Small, right: Outcome, each: Collective) -> bool | None:
             done = sharded_step(small.parts, small.start, world, how)
     except InterpretError:
         return True
-    return any(tensor.error > TOLERANCE for tensor in compare(replace(small, world=world), right, done))
+    return any(error(got, expected) > TOLERANCE for _, _, got, expected in _pairs(small, right, done))

@@ -17,13 +17,15 @@ from distplan.costmodel.model import Model, Workload
 from distplan.costmodel.model_file import load_model
 from distplan.costmodel.workload import workload
 
-ALONE = Alone(causal=True, window=2, scale=0.25)
 STEP, PRECISION = 1e-6, 2e-5
 MODELS = ("gpt2", "llama-3.1-8b", "gpt-neox-20b", "gemma-2-9b", "olmo-2-7b", "qwen3-8b", "bloom-176b")
+MODELS += ("mixtral-8x7b", "deepseek-v3", "gpt-oss-20b", "llama-4-scout", "glm-4.5-air")
 SIZES = {
     "batch": 2, "seq": 3, "hidden": 4, "kv_heads": 2, "group": 2, "head_dim": 4, "v_head_dim": 4, "ffn": 3, "vocab": 5,
-    "positions": 4,
+    "positions": 4, "kv_seq": 3, "latent": 3, "q_latent": 3, "nope_dim": 2, "rope_dim": 2, "experts": 4,
+    "router_experts": 4, "routes": 2, "capacity": 6, "expert_ffn": 3, "shared_ffn": 3, "moe_latent": 3, "mtp_hidden": 4,
 }  # fmt: skip
+ALONE = Alone(causal=True, window=2, scale=0.25, sizes=SIZES)
 
 
 def cases() -> Iterator[tuple[str, str, bool, Segment]]:
@@ -32,8 +34,6 @@ def cases() -> Iterator[tuple[str, str, bool, Segment]]:
             file = load_model(name)
             job: Workload = workload(file.model, file.workload, gpus=1, overrides={"attention": attention})
             model: Model = file.model
-            if model.pattern[0] == "local":
-                model = replace(model, pattern=("local",))
             for segment in segments(model, job, fused):
                 yield name, attention, fused, segment
 
