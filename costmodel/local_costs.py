@@ -22,6 +22,17 @@ from distplan.hardware.rates import BACKWARD_OVER_FORWARD, Rates, attention_seco
 
 Terms = tuple[tuple[int, float], ...]
 
+UNFUSED: Mapping[str, Mapping[str, tuple[float, float]]] = {
+    "rope": {"rope": (4.5, 5.0), "rope_grad": (4.5, 5.0)},
+    "norm": {"norm": (2.5, 4.0), "norm_grad": (3.5, 6.0)},
+}
+"""(bytes over those of one kernel that reads its inputs and writes its outputs, kernels) of what is not fused.
+
+Counted from torch's eager operators: rope in 2 bytes multiplies by cos (read 2, write 2), negates half (1, 1),
+concatenates (2, 2), multiplies by sin (2, 2) and adds (4, 2): 18 bytes for 4. A norm in fp32 squares (4, 4), takes
+the mean (4) and multiplies (4, 4): 20 for 8; its gradient 44 for 12. Casts are operators of their own (decompose.py).
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
@@ -69,6 +80,7 @@ def span(axes: Sequence[str], symbols: Mapping[str, Floats], strides: Mapping[st
 def local_costs(
     lowered: Lowered, num_segments: int, symbols: Mapping[str, Floats], strides: Mapping[str, Floats],
     cluster: Cluster, rates: Rates, *, causal: bool, hides: Mapping[str, bool], kernel_time: float = 1.0,
+    unfused: Sequence[str] = (),
 ) -> LocalCosts:
     """Seconds, FLOPs and bytes of every segment, for rows of `symbols` (varying dims and degrees)."""
     table = lowered.sizes.evaluate(symbols)
@@ -79,7 +91,7 @@ def local_costs(
     kernel = np.zeros((len(works), rows))
     _gemms(works, table, rates, seconds, full, kernel)
     _attentions(works, table, rates, symbols, seconds, full, kernel, causal=causal, kernel_time=kernel_time)
-    _kernels(works, table, rates, seconds)
+    _kernels(works, table, rates, seconds, unfused)
     exchanges = _exchanges(works, table, symbols, strides, cluster, seconds, hides)
     for at, exchange in exchanges.items():
         seconds[at] = exchange.exposed_seconds
@@ -106,7 +118,8 @@ def local_costs(
         seconds=totals, full_flops=full_flops, kernel_flops=kernel_flops, attention_flops=attention,
         saved_bytes=np.array([evaluate_terms(t, table) for t in lowered.saved]),
         remade_bytes=np.array([evaluate_terms(t, table) for t in lowered.remade]),
-        transient_bytes=np.array(transients), boundary_bytes=table[number] * factor, exchanges=tuple(exchanges.values()),
+        transient_bytes=np.array(transients), boundary_bytes=table[number] * factor,
+        exchanges=tuple(exchanges.values()),
     )
 
 
@@ -162,11 +175,13 @@ def _attentions(
         kernel[at] = executed * (BACKWARD_OVER_FORWARD if backward else 1.0)
 
 
-def _kernels(works: Sequence[Work], table: Floats, rates: Rates, seconds: Floats) -> None:
+def _kernels(works: Sequence[Work], table: Floats, rates: Rates, seconds: Floats, unfused: Sequence[str]) -> None:
     positions = [at for at, work in enumerate(works) if work.category == 2]
     if positions:
+        passes = {kind: costs for name in unfused for kind, costs in UNFUSED[name].items()}
         moved = np.array([evaluate_terms(works[p].terms, table) for p in positions])
-        seconds[positions] = memory_seconds(rates, moved)
+        costs = np.array([passes.get(works[p].kind, (1.0, 1.0)) for p in positions])
+        seconds[positions] = memory_seconds(rates, moved * costs[:, :1], costs[:, 1:])
 
 
 def _exchanges(

@@ -113,6 +113,8 @@ class Runtime:
     fused_glu: bool
     """the gated activation is one kernel, which keeps gate and up (unfused: their activation too)"""
     fused_norm: bool
+    fused_rope: bool
+    """one kernel rotates q and k (unfused: products with cos and sin, a rotation and a sum)"""
     attention_kernel: str
     """flash1 | flash2 | flash3 (the best that the device has: FlashAttention-3, cuDNN)"""
     loss: str
@@ -174,6 +176,7 @@ def _read(doc: Document) -> Runtime:
         selective=_selective(doc),
         fused_glu=take(doc, "fused_glu", bool),
         fused_norm=take(doc, "fused_norm", bool),
+        fused_rope=take(doc, "fused_rope", bool),
         attention_kernel=take(doc, "attention_kernel", str, choices=("flash1", "flash2", "flash3")),
         loss=take(doc, "loss", str, choices=("vocab_parallel", "fp32_logits", "fused")),
         early_stop=take(doc, "early_stop", bool),

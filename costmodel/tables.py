@@ -156,6 +156,7 @@ class Engine:
             lowered, len(self.segments), symbols, strides, self.cluster, self.rates,  # type: ignore[arg-type]
             causal=self.workload.causal, hides=self.runtime.overlap,
             kernel_time=self.rates.attention_kernels.get(self.runtime.attention_kernel, 1.0),
+            unfused=[name for name in ("rope", "norm") if not getattr(self.runtime, f"fused_{name}")],
         )
 
     def state_store(self, sp: str, zero: str) -> Store:
