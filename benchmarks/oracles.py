@@ -21,6 +21,7 @@ CHECKS: Mapping[str, str] = {
     "paddle_jobs": "benchmarks.oracle_schedules",
     "torch_schedules": "benchmarks.oracle_schedules",
     "torch_cases": "benchmarks.oracle_torch",
+    "megatron_memory": "benchmarks.oracle_megatron",
 }
 """beginning of the file's name -> module with check(path) -> Tally per rule"""
 SHOWN = 5

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from benchmarks.oracle_pir import check, decoder, placements_of, stored_records
 from benchmarks.oracle_schedules import read_lines
-
 from distplan.costmodel.estimate import estimate
 from distplan.costmodel.model import Attention, LayerKind, Mlp, Model, Workload
 from distplan.costmodel.runtime import load_runtime

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from benchmarks.oracle_schedules import read_lines
 from benchmarks.oracle_torch import account, check, differences, model_of, runtime_of, stored_account, workload_of
-
 from distplan.costmodel.estimate import Estimate, estimate
 from distplan.costmodel.runtime import load_runtime
 from distplan.costmodel.strategy import Strategy
