@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from distplan.costmodel.decompose import decompose_norms
 from distplan.costmodel.graph import Segment, segments
-from distplan.costmodel.layout import CP, DATA, TP
 from distplan.costmodel.local_costs import LocalCosts, category_total, local_costs
 from distplan.costmodel.lower import PHASES, lower
 from distplan.costmodel.model import Attention, Model, Workload
+from distplan.costmodel.placements import check_marks, marks_of
 from distplan.costmodel.program import SegmentProgram, Structure, derive
 from distplan.costmodel.runtime import Runtime
 from distplan.costmodel.sizes import mesh_strides, mesh_symbols, padded_vocab
@@ -95,13 +95,10 @@ class Engine:
         tags = {"none": (), "full": ("layer",), "selective": self.runtime.selective}[recompute]
         if recompute == "selective" and self.workload.attention == "unfused":
             tags = ("core_attention",)
-        placements = tuple(
-            (name, tuple((dim, _axes(axis)) for axis, dim in _by_dim(marks))) for name, marks in self.model.placements.items()
-        )
         return Structure(
             sp=sp == "true", cp_kind=cp_kind, recompute=tags, early_stop=self.runtime.early_stop,
             sp_saves=self.runtime.sp_saves, merged_input_gradients=self.runtime.merged_input_gradients,
-            embedding_gradient=self.runtime.embedding_gradient, placements=placements,
+            embedding_gradient=self.runtime.embedding_gradient, placements=marks_of(self.model),
         )
 
     def program(self, structure: Structure) -> tuple[SegmentProgram, ...]:
@@ -173,15 +170,6 @@ class Engine:
         return self.state[key]
 
 
-def _by_dim(marks: Mapping[str, str]) -> Sequence[tuple[str, str]]:
-    """(axis, dim) of {tp: Shard(ffn)}."""
-    return [(axis, mark[len("Shard(") : -1]) for axis, mark in marks.items() if mark.startswith("Shard(")]
-
-
-def _axes(axis: str) -> tuple[str, ...]:
-    return {"tp": TP, "cp": CP, "dp": DATA}.get(axis, (axis,))
-
-
 def _local_arrays(costs: LocalCosts) -> Mapping[str, Floats]:
     return {
         "seconds": costs.seconds,
@@ -234,6 +222,7 @@ class _Same:
 @lru_cache(maxsize=16)
 def _engine(same: _Same) -> Engine:
     model, workload, cluster, runtime = same.model, same.workload, same.cluster, same.runtime
+    check_marks(model, workload)
     parts = segments(model, workload, runtime.fused_glu)
     if not runtime.fused_norm:
         parts = tuple(decompose_norms(part) for part in parts)

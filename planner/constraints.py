@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distplan.costmodel.model import Attention, LinearAttention, Mlp, Model, Moe, Workload
+from distplan.costmodel.model import Attention, Custom, LinearAttention, Mlp, Model, Moe, Workload
 from distplan.costmodel.runtime import Runtime
 from distplan.costmodel.strategy import DEGREES, STRUCTURE, Strategies, Strategy
 from distplan.hardware.documents import Document, load_mapping, take
@@ -65,7 +65,8 @@ def _facts(context: Context) -> Mapping[str, Any]:
     moes = [ffn for ffn in ffns if isinstance(ffn, Moe)]
     attention = [mixer for mixer in mixers if isinstance(mixer, Attention)]
     linear = [mixer.heads for mixer in mixers if isinstance(mixer, LinearAttention)]
-    dense = [ffn.ffn if isinstance(ffn, Mlp) else ffn.shared_ffn for ffn in ffns]
+    dense = [ffn.ffn if isinstance(ffn, Mlp) else ffn.shared_ffn for ffn in ffns if not isinstance(ffn, Custom)]
+    dense += [int(block.sizes.get("ffn", 0)) for block in (*mixers, *ffns) if isinstance(block, Custom)]
     return {
         "gpus": float(context.gpus),
         "global_batch": float(context.workload.global_batch),

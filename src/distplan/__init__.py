@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distplan.costmodel.estimate import Estimate
-    from distplan.costmodel.model import Model, Precision, Workload
+    from distplan.costmodel.model import Custom, Model, Precision, Workload
     from distplan.costmodel.model_file import load_model, shipped_models
+    from distplan.costmodel.operators import Builder
+    from distplan.costmodel.placements import Partial, ProcessMesh, Replicate, Shard, dims_mapping, reshard, shard_tensor
     from distplan.costmodel.runtime import Runtime, list_runtimes, load_runtime
     from distplan.costmodel.strategy import Strategies, Strategy
     from distplan.hardware.cluster import Cluster, list_clusters, load_cluster
@@ -29,18 +31,25 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Builder": "costmodel.operators",
     "Choice": "planner.plan",
     "Cluster": "hardware.cluster",
+    "Custom": "costmodel.model",
     "DistplanError": "hardware.errors",
     "Estimate": "costmodel.estimate",
     "Limits": "planner.api",
     "Model": "costmodel.model",
+    "Partial": "costmodel.placements",
     "Plan": "planner.plan",
     "Precision": "costmodel.model",
+    "ProcessMesh": "costmodel.placements",
+    "Replicate": "costmodel.placements",
     "Runtime": "costmodel.runtime",
+    "Shard": "costmodel.placements",
     "Strategies": "costmodel.strategy",
     "Strategy": "costmodel.strategy",
     "Workload": "costmodel.model",
+    "dims_mapping": "costmodel.placements",
     "document": "planner.document",
     "estimate": "planner.api",
     "list_clusters": "hardware.cluster",
@@ -49,24 +58,33 @@ _HOMES = {
     "load_model": "costmodel.model_file",
     "load_plan": "planner.plan_file",
     "load_runtime": "costmodel.runtime",
+    "reshard": "costmodel.placements",
     "search": "planner.api",
+    "shard_tensor": "costmodel.placements",
     "shipped_models": "costmodel.model_file",
     "write_plan": "planner.plan_file",
 }
 
 __all__ = [
+    "Builder",
     "Choice",
     "Cluster",
+    "Custom",
     "DistplanError",
     "Estimate",
     "Limits",
     "Model",
+    "Partial",
     "Plan",
     "Precision",
+    "ProcessMesh",
+    "Replicate",
     "Runtime",
+    "Shard",
     "Strategies",
     "Strategy",
     "Workload",
+    "dims_mapping",
     "document",
     "estimate",
     "list_clusters",
@@ -75,7 +93,9 @@ __all__ = [
     "load_model",
     "load_plan",
     "load_runtime",
+    "reshard",
     "search",
+    "shard_tensor",
     "shipped_models",
     "write_plan",
 ]
