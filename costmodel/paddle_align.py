@@ -173,7 +173,8 @@ def rms_norm_grad(
     x, scale, inverse, gradient = flat(inputs)
     letters = _letters(x.ndim)
     free = letters[:-1]
-    summed = [DistTensor(shape=t.shape, attr=DistAttr(dims_mapping=t.attr.dims_mapping)) for t in (x, inverse, gradient)]
+    stated = [(t.shape, DistAttr(dims_mapping=t.attr.dims_mapping)) for t in (x, inverse, gradient)]
+    summed = [DistTensor(shape=shape, attr=attr) for shape, attr in stated]
     placed = align(summed, [letters, free, letters], free, mesh)
     replicated = DistAttr(dims_mapping=((),) * scale.ndim)
     axes = [axis for dim in placed[0].dims_mapping for axis in dim]

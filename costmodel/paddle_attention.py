@@ -140,7 +140,7 @@ def _rope(
     _check_heads(q, k, v)
     letters = ("s", "b", "h", "d") if major else ("b", "s", "h", "d")
     dropped = [t for t in (k, v) if _present(t) and _uneven_heads(q, t, mesh)]
-    stated = [(letters, t.attr.dims_mapping) for t in heads if _present(t)]
+    stated: list[paddle_merge.Operand] = [(letters, t.attr.dims_mapping) for t in heads if _present(t)]
     if dropped:
         stated = [(x, (*mapping[:2], (), mapping[3])) for x, mapping in stated]
     if _present(ids) and ids_decide:

@@ -121,7 +121,8 @@ def _merge(
         operands.append((spelt, masked(spelt, tensor.attr.dims_mapping)))
         for letter, size in zip(spelt, tensor.shape, strict=True):
             known = sizes.setdefault(letter, size)
-            if name in ("matmul", "divisible", "follow") and 1 not in (known, size) and known != size and letter != DROPPED:
+            unequal = known != size and 1 not in (known, size) and letter != DROPPED
+            if unequal and name in ("matmul", "divisible", "follow"):
                 raise RuleRefusedError(f"dim {letter} has size {known} in one operand and {size} in another")
             sizes[letter] = max(known, size)
     if name == "matmul":
@@ -195,6 +196,12 @@ def _output(
     through: Mapping[int, int] = spec.get("through", {})
     if index in through:
         return DistAttr(dims_mapping=read(spelt, merged), partial=dict(tensors[through[index]].attr.partial))
+    already: Mapping[int, int] = spec.get("adds_to", {})
+    if index in already:
+        stated = tensors[already[index]].attr.partial
+        if set(stated) & set(partial):
+            raise RuleRefusedError("a mesh axis on which the output is partial is partial in the input already")
+        partial = {**stated, **partial}
     like: Mapping[int, int] = spec.get("out_like", {})
     if index in like:
         return answered(tensors[like[index]].attr.dims_mapping, partial)

@@ -14,13 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from distplan.costmodel.merge import (
-    MergeConflictError,
-    co_shard,
-    first_met,
-    merge,
-    refuse_axis,
-)
+from distplan.costmodel.merge import MergeConflictError, co_shard, first_met, merge, refuse_axis
 from distplan.costmodel.paddle_attr import Axes, RuleRefusedError
 
 Letters = tuple[str, ...]
@@ -60,10 +54,9 @@ def _merged_letters(operands: Sequence[Operand], mesh: Sequence[int], ordered: b
             offered.setdefault(letter, []).append(axes)
     merged: Merged = {}
     for letter, suggestions in offered.items():
-        axes: Axes = ()
+        merged[letter] = ()
         for suggestion in _widest_first(suggestions, mesh, ordered):
-            axes = co_shard(letter, axes, suggestion)
-        merged[letter] = axes
+            merged[letter] = co_shard(letter, merged[letter], suggestion)
     return merged
 
 
@@ -104,11 +97,10 @@ def follow(operands: Sequence[Operand], sizes: Mapping[str, int], mesh: Sequence
         if len(letters) > len(merged):
             raise RuleRefusedError("the operand with the most shards has fewer batch dims than the other")
         added = dict(zip(letters, mapping, strict=True))
-        for letter in merged:
-            fresh = tuple(axis for axis in added.get(letter, ()) if axis not in used)
-            kept = divide(merged[letter] + fresh, sizes[letter], mesh)
-            used = (used | set(merged[letter] + fresh)) - set((merged[letter] + fresh)[len(kept) :])
-            merged[letter] = kept
+        for letter, own in merged.items():
+            joined = own + tuple(axis for axis in added.get(letter, ()) if axis not in used)
+            merged[letter] = divide(joined, sizes[letter], mesh)
+            used = (used | set(joined)) - set(joined[len(merged[letter]) :])
     return merged
 
 

@@ -13,6 +13,8 @@ A rule is a notation (paddle_notation.py), the name of a merge (paddle_merge.py)
     partial      output index -> kind: the output is partial on the axes of contracted letters
     through      output index -> input index whose partial status passes to it; the input keeps it
     swap         attribute -> input index: the last two dims of that input change places if it is true
+    adds_to      output index -> input index whose partial status the output's is added to
+    out_like     output index -> input index whose sharding the output has
     keep         name of the attribute that keeps reduced dims
     repeat       attribute that says how many outputs a list output has
     given        (reverse) outputs are answered as given, not as merged: masked (dropped dims aside,
@@ -29,7 +31,7 @@ gradient operator. Source of the behaviour: the answers of PaddlePaddle 3.3.1 (s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Any
 
@@ -45,6 +47,8 @@ from distplan.costmodel.paddle_shapes import FUNCTIONS as SHAPE_FUNCTIONS
 from distplan.costmodel.paddle_special import FUNCTIONS as SPECIAL_FUNCTIONS
 from distplan.hardware.errors import UnknownNameError
 
+SHARED = ("in", "out", "keep", "swap", "ones_whole", "broadcast")
+"""What a reverse rule has from its forward rule unless it says otherwise."""
 FUNCTIONS = {**ALIGN_FUNCTIONS, **ATTENTION_FUNCTIONS, **PRODUCT_FUNCTIONS, **SHAPE_FUNCTIONS, **SPECIAL_FUNCTIONS}
 
 
@@ -55,7 +59,7 @@ def _document() -> Mapping[str, Any]:
     return document
 
 
-@lru_cache(maxsize=None)
+@cache
 def spec_of(rule: str, direction: str) -> Spec:
     """The data of a rule. Raises UnknownNameError where there is none."""
     rules: Mapping[str, Any] = _document()["rules"]
@@ -64,7 +68,8 @@ def spec_of(rule: str, direction: str) -> Spec:
         raise UnknownNameError(f"{direction} SPMD rule", rule, rule_names())
     spec: Spec = rules[name][direction]
     if direction == "reverse":
-        spec = {**{key: rules[name]["forward"][key] for key in ("in", "out", "keep", "swap", "ones_whole", "broadcast") if key in rules[name]["forward"]}, **spec}
+        forward_spec = rules[name]["forward"]
+        spec = {**{key: forward_spec[key] for key in SHARED if key in forward_spec}, **spec}
     return spec
 
 

@@ -4,8 +4,11 @@ An output dim comes from a group of input dims (flattened if several), of which 
 `part`-th piece. A sharding survives on the first dim of a group and on the first piece. Forward
 reshape and flatten fold the shardings of a whole group into a co-shard of its first dim.
 
->>> sources((6, 12, 48), (72, 6, 8))
-[Source(dims=(0, 1), pieces=(72,), part=0), Source(dims=(2,), pieces=(6, 8), part=0), Source(dims=(2,), pieces=(6, 8), part=1)]
+>>> for source in sources((6, 12, 48), (72, 6, 8)):
+...     print(source.dims, source.pieces, source.part)
+(0, 1) (72,) 0
+(2,) (6, 8) 0
+(2,) (6, 8) 1
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from distplan.costmodel.paddle_attr import (
     flat,
     single_axis,
 )
+from distplan.costmodel.paddle_engine import Spec
 from distplan.costmodel.paddle_notation import Attributes
 
 Arguments = Sequence[Argument]
@@ -56,7 +60,7 @@ def sources(given: Sequence[int], wanted: Sequence[int]) -> list[Source]:
             continue
         if need == 1 and have != 1:
             left = start
-        while need != 1 and have != need:
+        while need not in (1, have):
             if have < need:
                 have, left = have * given[left], left + 1
             else:
@@ -179,10 +183,9 @@ def _shape_of(found: Sequence[Source]) -> tuple[int, ...]:
 
 
 def transform(
-    spec: object, mesh: Sequence[int], inputs: Arguments, outputs: Arguments, attributes: Attributes
+    spec: Spec, mesh: Sequence[int], inputs: Arguments, outputs: Arguments, attributes: Attributes
 ) -> Inference:
     """Forward; `kind` reshape and flatten fold shardings and pass a partial status on."""
-    assert isinstance(spec, dict)
     (x,) = flat(inputs)
     shape = tuple(UNKNOWN_SIZE if size == -1 else size for size in x.sizes)
     found = _wanted(spec["kind"], shape, attributes)
@@ -198,10 +201,9 @@ def transform(
 
 
 def transform_reverse(
-    spec: object, mesh: Sequence[int], inputs: Arguments, outputs: Arguments, attributes: Attributes
+    spec: Spec, mesh: Sequence[int], inputs: Arguments, outputs: Arguments, attributes: Attributes
 ) -> Inference:
     """From the output's placement to the input's."""
-    assert isinstance(spec, dict)
     (x,), (out,) = flat(inputs), flat(outputs)
     kind = spec["kind"]
     if kind == "reshape":
@@ -219,7 +221,7 @@ def transform_reverse(
 
 
 def reshape_grad(
-    spec: object, mesh: Sequence[int], inputs: Arguments, outputs: Arguments, attributes: Attributes
+    spec: Spec, mesh: Sequence[int], inputs: Arguments, outputs: Arguments, attributes: Attributes
 ) -> Inference:
     """The gradient's placement follows the forward input's, as in the forward rule."""
     x, gradient = flat(inputs)

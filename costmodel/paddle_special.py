@@ -11,27 +11,21 @@ from dataclasses import replace
 
 from distplan.costmodel import paddle_merge
 from distplan.costmodel.merge import WHOLE, read
-from distplan.costmodel.paddle_attr import (
-    ABSENT,
-    Argument,
-    DistAttr,
-    Inference,
-    RuleRefusedError,
-    flat,
-    single_axis,
-)
+from distplan.costmodel.paddle_attr import ABSENT, Argument, DistAttr, Inference, RuleRefusedError, flat, single_axis
 from distplan.costmodel.paddle_engine import Spec, answered, forward, reverse
 from distplan.costmodel.paddle_notation import Attributes
 
 Arguments = Sequence[Argument]
 
 
-def embedding(spec: Spec, mesh: Sequence[int], inputs: Arguments, outputs: Arguments, attributes: Attributes) -> Inference:
+def embedding(
+    spec: Spec, mesh: Sequence[int], inputs: Arguments, outputs: Arguments, attributes: Attributes
+) -> Inference:
     """Refuses a vocabulary-sharded table with a padding index or sparse gradients."""
     table = flat(inputs)[1]
-    if table.ndim == 2 and table.attr.dims_mapping[0]:
-        if attributes.get("padding_idx", -1) != -1 or attributes.get("sparse"):
-            raise RuleRefusedError("a vocabulary-sharded table takes neither padding_idx nor sparse gradients")
+    unsuited = attributes.get("padding_idx", -1) != -1 or attributes.get("sparse")
+    if unsuited and table.ndim == 2 and table.attr.dims_mapping[0]:
+        raise RuleRefusedError("a vocabulary-sharded table takes neither padding_idx nor sparse gradients")
     return forward(spec, mesh, inputs, attributes)
 
 
@@ -52,9 +46,9 @@ def cross_entropy(
     if not isinstance(axis, int) or not -logits.ndim <= axis < logits.ndim:
         raise RuleRefusedError(f"axis {axis} is outside the logits")
     last = axis % logits.ndim == logits.ndim - 1
-    if logits.attr.dims_mapping[axis]:
-        if attributes["soft_label"] or not last or not attributes["use_softmax"]:
-            raise RuleRefusedError("the softmax dim is sharded, which needs hard labels on the last dim")
+    suited = last and attributes["use_softmax"] and not attributes["soft_label"]
+    if logits.attr.dims_mapping[axis] and not suited:
+        raise RuleRefusedError("the softmax dim is sharded, which needs hard labels on the last dim")
     return forward(spec, mesh, inputs, attributes)
 
 
@@ -95,7 +89,10 @@ def multiply(
     assert isinstance(out, DistAttr)
     if {axis for axes in out.dims_mapping for axis in axes} & set(partial):
         return plain
-    kept = [replace(a, partial=dict(partial)) if i == source else a for i, a in enumerate(plain.inputs)]
+    kept = list(plain.inputs)
+    wanted = kept[source]
+    assert isinstance(wanted, DistAttr)
+    kept[source] = replace(wanted, partial=dict(partial))
     return Inference(inputs=tuple(kept), outputs=(replace(out, partial=dict(partial)),))
 
 
