@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 
 from distplan.costmodel.merge import WHOLE
 from distplan.costmodel.paddle_attr import RuleRefusedError
@@ -38,7 +38,7 @@ _TOKEN = re.compile(r"(\.\.\.|[A-Z]\*|[A-Z]<\w+|[a-z1_])((?:[-^!~@+=]\w*)*)$")
 _OPERATION = re.compile(r"([-^!~@+=])(\w*)")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _parse(template: str) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
     tokens = []
     for token in template.split():

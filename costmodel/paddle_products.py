@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distplan.costmodel.paddle_attr import (
-    Argument,
-    Axes,
-    DistAttr,
-    DistTensor,
-    Inference,
-    RuleRefusedError,
-    flat,
-)
+from distplan.costmodel.paddle_attr import Argument, Axes, DistAttr, DistTensor, Inference, RuleRefusedError, flat
 from distplan.costmodel.paddle_engine import Spec, answered, forward
 from distplan.costmodel.paddle_notation import Attributes
 
