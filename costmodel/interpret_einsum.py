@@ -160,4 +160,5 @@ def prove(made: Plan, mesh: Mesh, seed: int, sizes: Mapping[str, int] | None = N
 
 
 def _alone(wholes: Sequence[NDArray[np.float64]], dims: Sequence[Dims], result: Dims) -> NDArray[np.float64]:
-    return einsum([whole[None] for whole in wholes], dims, result)[0]
+    product: NDArray[np.float64] = einsum([whole[None] for whole in wholes], dims, result)[0]
+    return product

@@ -25,7 +25,7 @@ from distplan.costmodel.interpret_kernels import (
     scores,
     within,
 )
-from distplan.costmodel.interpret_mesh import Array
+from distplan.costmodel.interpret_mesh import Array, Ints
 from distplan.costmodel.interpret_slots import SLOT_FORWARD, SLOT_GRADIENTS
 from distplan.costmodel.layout import Dims
 
@@ -138,7 +138,7 @@ def _softmax(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return (p * (dy - (dy * p).sum(axis=-1, keepdims=True)) * SOFTMAX_SCALE,)
 
 
-def _scatter(shape: tuple[int, ...], rows: Array, values: Array) -> Array:
+def _scatter(shape: tuple[int, ...], rows: Ints, values: Array) -> Array:
     """Adds values [ranks, n, width] to the rows [ranks, n] of a table of zeros [ranks, *shape]."""
     table = np.zeros((values.shape[0], *shape))
     ranks = np.broadcast_to(np.arange(values.shape[0])[:, None], rows.shape)

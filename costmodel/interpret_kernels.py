@@ -196,7 +196,7 @@ def hidden_from(call: Call, at: Ints, seen: Ints) -> Array:
 def scores(call: Call, q: Array, k: Array) -> Array:
     """[ranks, batch, kv_heads, group, seq, kv_seq], scaled and masked."""
     mask = hidden_from(call, positions(call, 0, "seq", q.shape[2]), positions(call, 1, "kv_seq", k.shape[2]))
-    raw = np.einsum("rbskgh,rbtkh->rbkgst", q, k) / math.sqrt(q.shape[-1])
+    raw: Array = np.einsum("rbskgh,rbtkh->rbkgst", q, k) / math.sqrt(q.shape[-1])
     return raw + mask[:, None, None, None]
 
 

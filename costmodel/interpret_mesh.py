@@ -162,7 +162,7 @@ def _repeated(stack: Array, mesh: Mesh, axes: Axes, dim: int) -> Array:
 
 def spread(whole: NDArray[np.generic], layout: Layout, mesh: Mesh) -> Array:
     """A tensor without ranks -> its blocks, one per rank; `layout.partial` is not looked at."""
-    stack: Array = np.broadcast_to(whole[None], (mesh.ranks, *whole.shape))  # type: ignore[assignment]
+    stack: Array = np.broadcast_to(whole[None], (mesh.ranks, *whole.shape))
     for number, axes in enumerate(layout.shards):
         if axes:
             stack = take_block(stack, mesh, axes, number)

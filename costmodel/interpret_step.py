@@ -13,14 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from distplan.costmodel.graph import Weight
-from distplan.costmodel.interpret import (
-    Values,
-    World,
-    output_gradient,
-    run_backward,
-    run_forward,
-    saved_values,
-)
+from distplan.costmodel.interpret import Values, World, output_gradient, run_backward, run_forward, saved_values
 from distplan.costmodel.interpret_kernels import InterpretError
 from distplan.costmodel.interpret_mesh import Array, spread, transit
 from distplan.costmodel.interpret_reference import Alone, reference_backward, reference_forward

@@ -13,7 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from distplan.hardware.errors import DistplanError
-from distplan.planner.cli_options import ESTIMATE, SEARCH, SHOW, canonical, takes
+from distplan.planner.cli_commands import register
+from distplan.planner.cli_options import ESTIMATE, EXPORT, IMPORT, SEARCH, SHOW, canonical, takes
 from distplan.planner.terminal import clean, say
 
 OK, FAULT, USAGE, NOTHING, BROKEN, INTERRUPTED = 0, 1, 2, 3, 4, 130
@@ -56,6 +57,13 @@ AttributesOption = Annotated[
     str, typer.Option("--attributes", metavar="PAIRS", help="Of the rule: axis=1,keepdim=true.")
 ]
 DialectOption = Annotated[str, typer.Option("--dialect", metavar="NAME", help="ideal, or paddle, which --op means.")]
+PlanFile = Annotated[str, typer.Argument(help="A strategy.yaml.", metavar="PLAN")]
+LauncherFile = Annotated[
+    str,
+    typer.Argument(
+        help="Arguments of Megatron-LM or torchtitan, a DeepSpeed JSON, an accelerate YAML.", metavar="FILE"
+    ),
+]
 Identifier = Annotated[str, typer.Argument(help="An id from the list, an alias of it, or a file of your own.")]
 Graph = Annotated[bool, typer.Option("--graph", help="Also list the operators of every kind of layer.")]
 
@@ -127,6 +135,24 @@ def spmd(
     return run_spmd(question, options)
 
 
+@app.command("export", epilog=_EPILOG, no_args_is_help=True)
+@takes(EXPORT)
+def export_plan(plan: PlanFile, **options: Any) -> int:
+    """Write a strategy.yaml as the file that a launcher reads; what it cannot say goes to stderr."""
+    from distplan.planner.cli_launchers import run_export
+
+    return run_export(plan, options)
+
+
+@app.command("import", epilog=_EPILOG, no_args_is_help=True)
+@takes(IMPORT)
+def import_plan(file: LauncherFile, **options: Any) -> int:
+    """Read the strategy from a launcher's file, to be estimated."""
+    from distplan.planner.cli_launchers import run_import
+
+    return run_import(file, options)
+
+
 @hardware_app.command("list", epilog=_EPILOG)
 @takes(SHOW)
 def hardware_list(**options: Any) -> int:
@@ -161,6 +187,9 @@ def models_show(model: ModelFile, graph: Graph = False, **options: Any) -> int:
     from distplan.planner.cli_show import show_model
 
     return show_model(model, options, graph=graph)
+
+
+register(app, _EPILOG)
 
 
 def say_data(text: str) -> None:

@@ -69,9 +69,10 @@ def _answer(question: Question) -> dict[str, Any]:
 
 
 def place(question: Question, operands: Sequence[Dims], mesh: Mesh) -> tuple[Layout, ...]:
-    extra = [name for name, text in zip(OPERANDS[len(operands):], question.placements[len(operands):], strict=True) if text]
+    count = len(operands)
+    extra = [name for name, text in zip(OPERANDS[count:], question.placements[count:], strict=True) if text]
     if extra:
-        raise InputError(f"--{extra[0]}: the notation has {len(operands)} operands, {', '.join(OPERANDS[:len(operands)])}")
+        raise InputError(f"--{extra[0]}: the notation has {count} operands, {', '.join(OPERANDS[:count])}")
     return tuple(
         read_layout(name, text, dims, mesh)
         for name, text, dims in zip(OPERANDS, question.placements, operands, strict=False)
@@ -193,7 +194,7 @@ def _steps(rows: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
         yield line("none")
         return
     cells = [
-        (row["for"], row["kind"], row["axes"], row["dim"], format_bytes(row["bytes"]) if row["bytes"] else "0 B", row["gives"])
+        (*(row[key] for key in ("for", "kind", "axes", "dim")), format_bytes(row["bytes"]), row["gives"])
         for row in rows
     ]
     yield table(("for", "collective", "axes", "dim", "bytes", "gives"), cells, left=(0, 1, 2, 3, 5))

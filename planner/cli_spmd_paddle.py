@@ -49,10 +49,10 @@ def answer(question: Question) -> dict[str, Any]:
         "dialect": "paddle",
         "notation": f"{rule}: {question.notation}" if question.notation else rule,
         "mesh": dict(mesh.axes),
-        "operands": {n: f"{layout} {_integers(t.attr)}" for n, layout, t in zip(OPERANDS, layouts, tensors, strict=False)},
+        "operands": _shown(layouts, [tensor.attr for tensor in tensors]),
         "sizes": sizes,
         "merge": merge_rows(_letters(needs, output), layouts, result) if result is not None else [],
-        "needs": {n: f"{layout} {_integers(a)}" for n, layout, a in zip(OPERANDS, needs, _flat(found.inputs), strict=False)},
+        "needs": _shown(needs, _flat(found.inputs)),
         "result": f"{output} {_integers(outputs[0])}" if output is not None else "; ".join(map(_integers, outputs)),
         "partial": [axes[axis] for axis in outputs[0].partial],
         "communication": rows,
@@ -76,7 +76,8 @@ def _dims(question: Question) -> tuple[tuple[Dims, ...], Dims | None]:
         raise InputError("--shapes is missing: what are the operands? For example --shapes 64x32,32x48")
     if len(shapes) > len(OPERANDS):
         raise InputError(f"--shapes: {len(shapes)} operands, at most {len(OPERANDS)} can be placed")
-    return tuple(tuple(f"{name}{at}" for at in range(len(shape))) for name, shape in zip(OPERANDS, shapes, strict=False)), None
+    named = zip(OPERANDS, shapes, strict=False)
+    return tuple(tuple(f"{name}{at}" for at in range(len(shape))) for name, shape in named), None
 
 
 def _is_product(operands: Sequence[Dims], result: Dims) -> bool:
@@ -106,6 +107,11 @@ def _integers(attr: DistAttr) -> str:
     """The notation of Paddle's documents: dims_mapping=[0, -1], and the axes that are Partial."""
     partial = f", partial on {sorted(attr.partial)}" if attr.partial else ""
     return f"dims_mapping={as_integers(attr)}{partial}"
+
+
+def _shown(layouts: Sequence[Layout], attrs: Sequence[DistAttr]) -> dict[str, str]:
+    named = zip(OPERANDS, layouts, attrs, strict=False)
+    return {name: f"{layout} {_integers(attr)}" for name, layout, attr in named}
 
 
 def _letters(needs: Sequence[Layout], output: Layout | None) -> dict[str, tuple[str, ...]]:

@@ -8,9 +8,10 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from distplan.costmodel.interpret_small import MICRO_BATCHES
 from distplan.costmodel.layout import join_axes
 from distplan.costmodel.model_file import load_model
-from distplan.costmodel.verify import MICRO_BATCHES, TOLERANCE, Collective, Verification, verify
+from distplan.costmodel.verify import TOLERANCE, Collective, Verification, verify
 from distplan.planner.cli_run import chosen
 from distplan.planner.cli_show import show
 from distplan.planner.report import heading, line, table

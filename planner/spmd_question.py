@@ -79,11 +79,12 @@ def read_layout(name: str, text: str, dims: Sequence[str], mesh: Mesh) -> Layout
         dim = dim.strip()
         axes = tuple(axis.strip() for axis in places.split("+"))
         if not colon or not all(axes):
-            raise InputError(f"{option} '{item}': a dim and its axes are expected, such as {dims[0] if dims else 'm'}:{known[0]}")
+            example = f"{dims[0] if dims else 'm'}:{known[0]}"
+            raise InputError(f"{option} '{item}': a dim and its axes are expected, such as {example}")
         for axis in axes:
             if axis not in known:
-                near = did_you_mean(axis, known)
-                raise InputError(f"{option} '{item}': the mesh has no axis {axis}{near or '; it has ' + ', '.join(known)}")
+                near = did_you_mean(axis, known) or f"; it has {', '.join(known)}"
+                raise InputError(f"{option} '{item}': the mesh has no axis {axis}{near}")
         if dim == "partial":
             partial += axes
         elif dim not in dims:

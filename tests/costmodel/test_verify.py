@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 
-from distplan.costmodel import tables
+from distplan.costmodel import interpret_small, tables
 from distplan.costmodel import verify as proof
 from distplan.costmodel.estimate import estimate
 from distplan.costmodel.interpret_kernels import InterpretError
+from distplan.costmodel.interpret_small import programs_of
+from distplan.costmodel.interpret_step import Part
 from distplan.costmodel.lower import Lowered
 from distplan.costmodel.model import Workload
 from distplan.costmodel.model_file import load_model
 from distplan.costmodel.program import SegmentProgram
 from distplan.costmodel.runtime import load_runtime
 from distplan.costmodel.strategy import Strategies, Strategy
-from distplan.costmodel.verify import Verification, programs_of, verify
+from distplan.costmodel.verify import Verification, verify
 from distplan.costmodel.workload import workload
 from distplan.hardware.cluster import load_cluster
 
@@ -52,7 +54,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Strategy]] = {
     "interleaved": ("llama-3.1-8b", "megatron", PLAIN, Strategy(pp=2, vpp=2, schedule="interleaved")),
     "selective": ("llama-3.1-8b", "megatron", PLAIN, Strategy(tp=2, sp=True, recompute="selective")),
     "full": ("llama-3.1-8b", "megatron", PLAIN, Strategy(tp=2, sp=True, recompute="full", pp=2)),
-    "full, early stop, ring": ("gpt-neox-20b", "torchtitan", PLAIN, Strategy(tp=2, cp=2, cp_kind="ring", recompute="full")),
+    "full, early stop, ring": (
+        "gpt-neox-20b", "torchtitan", PLAIN, Strategy(tp=2, cp=2, cp_kind="ring", recompute="full")),
     "unfused": ("gpt2", "megatron", UNFUSED, Strategy(tp=2, sp=True, cp=2, cp_kind="all_gather")),
     "unfused, core recomputed": ("llama-3.1-8b", "megatron", UNFUSED, Strategy(tp=2, recompute="selective")),
     "fused loss": ("llama-3.1-8b", "megatron", FUSED_LOSS, Strategy(tp=2, dp_shard=2)),
@@ -64,6 +67,16 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Strategy]] = {
     "post norms": ("olmo-2-7b", "torchtitan", PLAIN, Strategy(tp=2, sp=True, dp_shard=2)),
     "embedding norm": ("bloom-176b", "megatron", PLAIN, Strategy(tp=2, sp=True, pp=2)),
     "learned positions with offset": ("opt-13b", "megatron", PLAIN, Strategy(tp=2, sp=True, cp=2, cp_kind="ring")),
+    "experts": ("mixtral-8x7b", "megatron", PLAIN, Strategy(dp_shard=4, ep=4)),
+    "experts, tp, sp": ("mixtral-8x7b", "megatron", PLAIN, Strategy(dp_shard=4, tp=2, sp=True, ep=4, zero=2)),
+    "experts, tp without sp": ("mixtral-8x7b", "any", PLAIN, Strategy(dp_shard=4, tp=2, ep=8, zero=3)),
+    "experts, expert tp": ("mixtral-8x7b", "megatron", PLAIN, Strategy(dp_shard=2, tp=2, sp=True, ep=2, etp=2)),
+    "experts, ring": ("mixtral-8x7b", "any", PLAIN, Strategy(dp_shard=2, cp=2, cp_kind="ring", ep=4)),
+    "experts, recomputed": ("mixtral-8x7b", "megatron", PLAIN, Strategy(tp=2, sp=True, ep=2, recompute="full", pp=2)),
+    "latent attention, shared experts": ("deepseek-v3", "megatron", PLAIN, Strategy(dp_shard=2, tp=2, sp=True, ep=4)),
+    "sinks, biased experts, ulysses": (
+        "gpt-oss-20b", "any", PLAIN, Strategy(dp_shard=2, cp=2, tp=2, sp=True, cp_kind="ulysses", ep=4, zero=3)),
+    "chunked attention": ("llama-4-scout", "megatron", PLAIN, Strategy(dp_shard=2, tp=2, sp=True, ep=2)),
     "64 ranks": (
         "llama-3.1-8b", "any", PLAIN,
         Strategy(dp_replicate=2, dp_shard=2, tp=4, sp=True, cp=2, cp_kind="ring", pp=2, zero=3),
@@ -84,7 +97,7 @@ def test_a_strategy_gives_what_one_device_gives_and_needs_all_of_its_collectives
     found = run(*case)
     assert [t for t in found.tensors if t.error > proof.TOLERANCE] == []
     assert found.needless == ()
-    assert found.ranks <= proof.MAX_RANKS
+    assert found.ranks <= interpret_small.MAX_RANKS
     assert {t.what for t in found.tensors} == {"loss", "output", "input gradient", "gradient", "weight"}
 
 
@@ -106,18 +119,18 @@ def test_what_is_executed_is_the_object_that_is_priced(monkeypatch: pytest.Monke
     job = workload(file.model, file.workload, gpus=16)
     priced: list[Sequence[SegmentProgram]] = []
     executed: list[Sequence[SegmentProgram]] = []
-    lower, parts = tables.lower, proof._parts
+    lower, parts = tables.lower, interpret_small._parts
 
     def watch_lower(programs: Sequence[SegmentProgram], workload: Workload) -> Lowered:
         priced.append(programs)
         return lower(programs, workload)
 
-    def watch_parts(eng: tables.Engine, programs: Sequence[SegmentProgram], chunks: int) -> tuple[proof.Part, ...]:
+    def watch_parts(eng: tables.Engine, programs: Sequence[SegmentProgram], chunks: int) -> tuple[Part, ...]:
         executed.append(programs)
         return parts(eng, programs, chunks)
 
     monkeypatch.setattr(tables, "lower", watch_lower)
-    monkeypatch.setattr(proof, "_parts", watch_parts)
+    monkeypatch.setattr(interpret_small, "_parts", watch_parts)
     strategy = Strategy(tp=4, sp=True, dp_shard=4, recompute="full")
     tables._engine.cache_clear()
     estimate(file.model, job, cluster, runtime, Strategies.of([strategy]), usable_bytes=None, detail=False)
@@ -131,7 +144,7 @@ def tampered(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     def changed(eng: tables.Engine, strategy: Strategy) -> tuple[SegmentProgram, ...]:
         return tuple(change(program) for program in original(eng, strategy))
 
-    monkeypatch.setattr(proof, "programs_of", changed)
+    monkeypatch.setattr(interpret_small, "programs_of", changed)
 
 
 def test_a_program_that_forgets_a_reduction_is_not_equivalent(monkeypatch: pytest.MonkeyPatch) -> None:
