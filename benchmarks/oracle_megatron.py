@@ -260,7 +260,7 @@ def explain(job: Job) -> list[tuple[str, float]]:
     )  # fmt: skip
     steps = [("its layers", theirs), ("unexplained", layer_activations(now) - theirs)]
     last = layer_activations(now)
-    for reason, changes in (
+    changed: tuple[tuple[str, dict[str, Any]], ...] = (
         ("MLP is not 4h wide", {"ffn": job.ffn}),
         ("gate beside up", {"gated": job.gated}),
         ("fewer key and value heads", {"kv_heads": job.kv_heads}),
@@ -268,8 +268,9 @@ def explain(job: Job) -> list[tuple[str, float]]:
         ("routed experts", {"experts": job.experts, "ep": job.ep}),
         ("context parallelism", {"cp": job.cp}),
         ("full recompute", {"recompute": job.recompute}),
-    ):
-        now = replace(now, **changes)  # type: ignore[arg-type]
+    )
+    for reason, changes in changed:
+        now = replace(now, **changes)
         after = layer_activations(now)
         steps.append((reason, after - last))
         last = after
@@ -320,7 +321,7 @@ def main(arguments: Sequence[str]) -> int:
             its, here = report(job).states, states(job)
             bare = states(as_it_counts(job)) / its - 1
             print(f"{case['id']} {case['model']}: weights and optimizer {its / MIB:,.0f} MiB")
-            print(f"    ours {here / its - 1:+.2%} ({bare:+.2%} without biases and learned positions, which its formula leaves out)")
+            print(f"    ours {here / its - 1:+.2%} ({bare:+.2%} without biases and learned positions)")
             for reason, value in explain(job):
                 if value:
                     print(f"    {value / MIB:+12,.0f} MiB {reason}")

@@ -20,9 +20,9 @@ import numpy as np
 from benchmarks.oracle_schedules import Tally, read_lines
 from distplan.costmodel.layout import Axes, join_axes
 from distplan.costmodel.local_costs import evaluate_terms
-from distplan.costmodel.lower import CATEGORIES, PHASES, Work, lower
+from distplan.costmodel.lower import CATEGORIES, PHASES, Lowered, Work, lower
 from distplan.costmodel.model import Attention, LayerKind, Mlp, Model, Precision, Workload
-from distplan.costmodel.program import COLLECTIVES
+from distplan.costmodel.program import COLLECTIVES, SegmentProgram
 from distplan.costmodel.runtime import Runtime, StateRules, load_runtime
 from distplan.costmodel.stage_costs import state_bytes
 from distplan.costmodel.state import Movement, in_root_unit, lower_state, movement_dtype, on_tp
@@ -105,14 +105,16 @@ def _cluster() -> Any:
     return load_cluster("dgx-h100")
 
 
-def account(case: Mapping[str, Any]) -> Account:
-    """The account of one case, from the Programs that are priced."""
-    eng = engine(model_of(case), workload_of(case), _cluster(), runtime_of(case))
+def account(case: Mapping[str, Any], runtime: Runtime | None = None) -> Account:
+    """The account of one case, from the Programs that are priced; by another runtime if given."""
+    eng = engine(model_of(case), workload_of(case), _cluster(), runtime or runtime_of(case))
     columns = degrees_of(case)
     symbols, _ = eng.symbols(columns, False)
     counts = [eng.pattern.count(number) for number in range(len(eng.segments))]
     counts[0] = counts[-1] = 1
-    flops, communication = _local(eng, case, symbols, counts)
+    programs = eng.program(eng.structure(_sp(case), "none", case["ac"]))
+    lowered_layers = lower(programs, eng.workload)
+    flops, communication = _local(eng, case, programs, lowered_layers, symbols, counts)
     lowered = lower_state(eng.program(eng.structure(_sp(case), "all_gather", "none")), zero_of(case), eng.workload,
                           eng.runtime.state)
     table = lowered.sizes.evaluate(symbols)
@@ -126,7 +128,7 @@ def account(case: Mapping[str, Any]) -> Account:
     return Account(
         flops=flops, communication=dict(communication), parameters=float(held.parameters[0]),
         gradients=float(held.gradients[0]), optimizer=float(held.optimizer[0]),
-        activations=_activations(eng, case, symbols, counts),
+        activations=_activations(lowered_layers, symbols, counts),
     )
 
 
@@ -135,11 +137,10 @@ def _sp(case: Mapping[str, Any]) -> str:
 
 
 def _local(
-    eng: Engine, case: Mapping[str, Any], symbols: Mapping[str, Floats], counts: Sequence[int]
+    eng: Engine, case: Mapping[str, Any], programs: Sequence[SegmentProgram], lowered: Lowered,
+    symbols: Mapping[str, Floats], counts: Sequence[int],
 ) -> tuple[dict[tuple[str, str], float], defaultdict[Key, tuple[float, float, float]]]:
     """What every segment's nodes execute and send; torch counts recomputation as backward."""
-    programs = eng.program(eng.structure(_sp(case), "none", case["ac"]))
-    lowered = lower(programs, eng.workload)
     table = lowered.sizes.evaluate(symbols)
     flops: dict[tuple[str, str], float] = defaultdict(float)
     sent: defaultdict[Key, tuple[float, float, float]] = defaultdict(lambda: (0.0, 0.0, 0.0))
@@ -160,7 +161,7 @@ def _local(
     return dict(flops), sent
 
 
-def _dtype(eng: Engine, work: Work, programs: Sequence[Any]) -> str:
+def _dtype(eng: Engine, work: Work, programs: Sequence[SegmentProgram]) -> str:
     program = programs[work.segment]
     node = next(n for n in program.nodes if n.name == work.name and n.kind in COLLECTIVES)
     dtype = program.values[node.inputs[0]].dtype
@@ -219,8 +220,7 @@ def _axis_name(case: Mapping[str, Any], axes: Axes, symbols: Mapping[str, Floats
     return join_axes(live) if case["dp_mode"] == "hsdp" else "dp"
 
 
-def _activations(eng: Engine, case: Mapping[str, Any], symbols: Mapping[str, Floats], counts: Sequence[int]) -> float:
-    lowered = lower(eng.program(eng.structure(_sp(case), "none", case["ac"])), eng.workload)
+def _activations(lowered: Lowered, symbols: Mapping[str, Floats], counts: Sequence[int]) -> float:
     table = lowered.sizes.evaluate(symbols)
     total = 0.0
     for times, terms in zip(counts, lowered.saved, strict=True):
