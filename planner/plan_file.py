@@ -24,7 +24,8 @@ from distplan.planner.plain import build, digest, plain, rounded
 from distplan.planner.plan import Choice, Plan
 
 MAX_LAYERS = 10_000
-_HEAD = "# A strategy of distplan; `distplan estimate FILE` prices it again.\n"
+_HEAD = "# yaml-language-server: $schema=strategy.schema.json\n"
+_HEAD += "# A strategy of distplan; `distplan estimate FILE` prices it again.\n"
 _KEYS = ("format_version", "strategy", "limits", "workload", "hardware", "runtime", "model", "estimate")
 _LIMITS = ("reserve_bytes", "memory_limit_bytes", "allow_tight", "price_per_gpu_hour")
 _SUMMARY: tuple[str, ...] = (
