@@ -74,10 +74,15 @@ def _one_operand(tensors: Sequence[DistTensor], attributes: Attributes) -> bool:
     return tensors[1].shape is None
 
 
+def _flatten_kept(tensors: Sequence[DistTensor], attributes: Attributes) -> bool:
+    return bool(attributes.get("flatten") and attributes.get("keepdims"))
+
+
 _FUNCTIONS: Mapping[str, Callable[[Sequence[DistTensor], Attributes], object]] = {
     "x_vector": _vectors(1, 0),
     "y_vector": _vectors(1, 1),
     "both_vectors": _vectors(2, 0),
+    "flatten_kept": _flatten_kept,
     "one_operand": _one_operand,
     "repeated": _repeated,
     "extra_tiled": _extra_tiled,

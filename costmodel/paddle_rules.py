@@ -5,7 +5,13 @@ A rule is a notation (paddle_notation.py), the name of a merge (paddle_merge.py)
     in, out      one template per input and output; a list argument is a list of one template
     into         the templates by which inputs are read, where they differ from `in`
     from         the inputs that take part in the merge, in order of precedence (default all)
-    merge        single | strict | divisible | matmul | none (no conflict is looked for)
+    merge        single (default) | strict | divisible | follow | matmul, or copy | copy_single: no
+                 conflict is looked for
+    co_shards    the rule sees every axis of a co-sharded dim (as do divisible, follow, matmul, copy)
+    when, unless attribute -> what changes in the rule if it is true, or is not
+    derive       attributes that follow from shapes (paddle_derived.py)
+    broadcast    inputs whose `...` dims of size 1 are broadcast (default all)
+    ranks_of     output index -> input index whose rank it has
     ones_whole   inputs whose dims of size 1 are read as not sharded
     verbatim     inputs that keep their own sharding (dropped dims aside)
     source       inputs that keep their own sharding untouched
@@ -16,7 +22,9 @@ A rule is a notation (paddle_notation.py), the name of a merge (paddle_merge.py)
     adds_to      output index -> input index whose partial status the output's is added to
     out_like     output index -> input index whose sharding the output has
     keep         name of the attribute that keeps reduced dims
-    repeat       attribute that says how many outputs a list output has
+    partial_as   input index -> output index whose partial status it takes
+    repeat       attribute that says how many outputs there are
+    flat_lists   (reverse) list arguments are answered one by one
     given        (reverse) outputs are answered as given, not as merged: masked (dropped dims aside,
                  nothing partial) or whole
     out_into     (reverse) the templates by which outputs are read, where they differ from `out`
