@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from benchmarks.oracle_schedules import read_lines
-from benchmarks.oracle_torch import account, check, differences, model_of, runtime_of, stored_account, workload_of
+from benchmarks.oracle_torch import (
+    account,
+    check,
+    degrees_of,
+    differences,
+    model_of,
+    runtime_of,
+    stored_account,
+    workload_of,
+    zero_of,
+)
 from distplan.costmodel.estimate import Estimate, estimate
 from distplan.costmodel.runtime import load_runtime
 from distplan.costmodel.strategy import Strategy
@@ -44,29 +54,40 @@ def test_another_case_would_not_agree(cases: dict[str, dict[str, Any]], fact: st
     assert differences(cases["torch-0084"] | broken)[fact]
 
 
-def _estimated(case: dict[str, Any], strategy: Strategy) -> Estimate:
-    cluster = load_cluster("dgx-h100")
+def _strategy(case: dict[str, Any]) -> Strategy:
+    degrees = {name: int(column[0]) for name, column in degrees_of(case).items() if name != "gpus"}
+    return Strategy(**degrees, sp=case["sp"], zero=zero_of(case), recompute=case["ac"], recompute_layers=case["layers"])
+
+
+def _estimated(case: dict[str, Any]) -> Estimate:
+    strategy = _strategy(case)
     workload = replace(workload_of(case), global_batch=case["mb"] * strategy.dp)
-    return estimate(model_of(case), workload, cluster, runtime_of(case), strategy, detail=True)
+    return estimate(model_of(case), workload, load_cluster("dgx-h100"), runtime_of(case), strategy, detail=True)
 
 
-def test_the_table_that_users_see_has_the_same_calls_and_bytes(cases: dict[str, dict[str, Any]]) -> None:
-    case = cases["torch-0084"]
-    strategy = Strategy(dp_shard=16, tp=4, sp=True, zero=3, micro_batch=case["mb"])
-    table = _estimated(case, strategy).communication
-    real = stored_account(case).communication
-    for kind in ("all_gather", "reduce_scatter", "all_reduce"):
-        for axis in ("tp", "dp"):
-            stored = [v for (_, k, a, _), v in real.items() if (k, a) == (kind, axis)]
-            ours = [line for line in table if line.kind == kind and line.axis.startswith(axis)]
-            assert sum(float(line.count[0]) for line in ours) == sum(v[0] for v in stored)
-            assert sum(float(line.payload_bytes[0]) for line in ours) == sum(v[1] for v in stored)
+VARIED = {
+    "no wrapper": {"dp_mode": "none", "sp": True, "ac": "none"},
+    "replicate": {"dp_mode": "replicate", "sp": True},
+    "parameters kept after forward": {"dp_mode": "fsdp", "sp": False, "reshard_after_forward": False},
+    "FSDP, recomputed": {"dp_mode": "fsdp", "sp": True, "reshard_after_forward": True, "ac": "full"},
+    "root resharded": {"dp_mode": "fsdp", "root_reshard": True},
+    "HSDP": {"dp_mode": "hsdp", "sp": True},
+}
 
 
-def test_kernel_flops_of_the_estimate_are_what_torch_counts(cases: dict[str, dict[str, Any]]) -> None:
-    case = cases["torch-0084"]
-    strategy = Strategy(dp_shard=16, tp=4, sp=True, zero=3, micro_batch=case["mb"])
-    assert _estimated(case, strategy).kernel_flops[0] == sum(stored_account(case).flops.values())
+@pytest.mark.parametrize("kind", VARIED)
+def test_the_table_that_users_see_has_the_same_calls_bytes_and_flops(
+    cases: dict[str, dict[str, Any]], kind: str
+) -> None:
+    case = next(c for c in cases.values() if VARIED[kind].items() <= c.items() and c["tp"] > 1)
+    found, stored = _estimated(case), stored_account(case)
+    assert found.kernel_flops[0] == sum(stored.flops.values())
+    axes = {"dp": ("dp+cp", "dp_shard+cp"), "dp_shard": ("dp_shard+cp",)}
+    for collective, axis in {(c, axis) for _, c, axis, _ in stored.communication}:
+        real = [v for (_, c, a, _), v in stored.communication.items() if (c, a) == (collective, axis)]
+        ours = [c for c in found.communication if c.kind == collective and c.axis in axes.get(axis, (axis,))]
+        assert sum(float(c.count[0]) for c in ours) == sum(v[0] for v in real)
+        assert sum(float(c.payload_bytes[0]) for c in ours) == sum(v[1] for v in real)
 
 
 def test_which_gradients_are_merged_is_the_runtimes_fact(cases: dict[str, dict[str, Any]]) -> None:
