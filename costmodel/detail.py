@@ -74,7 +74,7 @@ def communication(eng: Engine, rows: Strategies, gpus: Floats, costs: GroupCosts
 
 
 def _of_row(eng: Engine, ledger: _Ledger, row: int, strategy: Strategy, gpus: float, costs: GroupCosts) -> None:
-    cut = split(eng.pattern, len(eng.segments), strategy.pp, strategy.vpp, eng.model.mtp_layers)
+    cut = split(eng.pattern, len(eng.segments), strategy.pp, strategy.vpp, eng.model.mtp_layers, strategy.schedule == "zb_v")
     critical = int(costs.critical[row])
     run = next(r for r in cut.stages if r.first <= critical < r.first + r.count)
     held = sum(layers_only(run.content))

@@ -60,6 +60,8 @@ class LocalCosts:
     remade_bytes: Floats
     transient_bytes: Floats
     boundary_bytes: Floats
+    weight_gradient: Floats
+    """seconds [segment, row] of backward that nothing before it in the pipeline waits for"""
     exchanges: tuple[Exchange, ...]
 
 
@@ -79,7 +81,7 @@ def span(axes: Sequence[str], symbols: Mapping[str, Floats], strides: Mapping[st
 
 def local_costs(
     lowered: Lowered, num_segments: int, symbols: Mapping[str, Floats], strides: Mapping[str, Floats],
-    cluster: Cluster, rates: Rates, *, causal: bool, hides: Mapping[str, bool], kernel_time: float = 1.0,
+    cluster: Cluster, rates: Rates, *, causal: bool, hides: Mapping[str, float], kernel_time: float = 1.0,
     unfused: Sequence[str] = (),
 ) -> LocalCosts:
     """Seconds, FLOPs and bytes of every segment, for rows of `symbols` (varying dims and degrees)."""
@@ -100,8 +102,11 @@ def local_costs(
     full_flops = np.zeros((len(PHASES), num_segments, rows))
     kernel_flops = np.zeros((len(PHASES), num_segments, rows))
     attention = np.zeros((num_segments, rows))
+    weight_gradient = np.zeros((num_segments, rows))
     for at, work in enumerate(works):
         totals[work.phase, work.category, work.segment] += seconds[at]
+        if work.accumulate:
+            weight_gradient[work.segment] += seconds[at]
         if work.category < 2:
             full_flops[work.phase, work.segment] += full[at]
             kernel_flops[work.phase, work.segment] += kernel[at]
@@ -116,6 +121,7 @@ def local_costs(
     number, factor = lowered.boundary
     return LocalCosts(
         seconds=totals, full_flops=full_flops, kernel_flops=kernel_flops, attention_flops=attention,
+        weight_gradient=weight_gradient,
         saved_bytes=np.array([evaluate_terms(t, table) for t in lowered.saved]),
         remade_bytes=np.array([evaluate_terms(t, table) for t in lowered.remade]),
         transient_bytes=np.array(transients), boundary_bytes=table[number] * factor,
@@ -186,7 +192,7 @@ def _kernels(works: Sequence[Work], table: Floats, rates: Rates, seconds: Floats
 
 def _exchanges(
     works: Sequence[Work], table: Floats, symbols: Mapping[str, Floats], strides: Mapping[str, Floats],
-    cluster: Cluster, seconds: Floats, hides: Mapping[str, bool],
+    cluster: Cluster, seconds: Floats, hides: Mapping[str, float],
 ) -> dict[int, Exchange]:
     groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for at, work in enumerate(works):
@@ -210,17 +216,22 @@ def _exchanges(
 
 def _exposed(
     works: Sequence[Work], costs: Mapping[int, tuple[Floats, Floats, Floats]], seconds: Floats,
-    hides: Mapping[str, bool],
+    hides: Mapping[str, float],
 ) -> dict[int, Floats]:
-    """What is left of each collective after the works that it hides behind; those that share them add up first."""
+    """What is left of each collective after the works that it hides behind; those that share them add up first.
+
+    `hides`: collective class -> the share of what could hide that really does.
+    """
     sharing: dict[tuple[int, ...], list[int]] = {}
+    share: dict[int, float] = {}
     exposed: dict[int, Floats] = {}
     for at in sorted(costs):
         work = works[at]
         axis = axis_class(work.axes)
         name = f"{axis}_backward" if axis == "tp" and work.phase == PHASES.index("backward") else axis
         overlaps = work.kind == "ring_exchange" if set(work.axes) <= set(CP) else True
-        if work.behind and overlaps and hides.get(name, False):
+        share[at] = hides.get(name, 0.0)
+        if work.behind and overlaps and share[at]:
             sharing.setdefault(work.behind, []).append(at)
         else:
             exposed[at] = costs[at][2]
@@ -231,9 +242,9 @@ def _exposed(
         cover = seconds[behind[0]]
         for position in behind[1:]:
             cover = cover + seconds[position]
-        left = np.maximum(0.0, total - cover) / np.maximum(total, np.finfo(np.float64).tiny)
+        covered = np.minimum(total, cover) / np.maximum(total, np.finfo(np.float64).tiny)
         for at in members:
-            exposed[at] = costs[at][2] * left
+            exposed[at] = costs[at][2] * (1.0 - share[at] * covered)
     return exposed
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from distplan.costmodel.pipeline_1f1b import one_f_one_b
 from distplan.costmodel.pipeline_interleaved import interleaved
+from distplan.costmodel.strategy import CHUNKED, STRUCTURE
 
 Floats = NDArray[np.float64]
 
@@ -48,6 +49,7 @@ def pipeline_time(
     pp: int,
     vpp: int = 1,
     follow: bool = True,
+    input_gradient: Sequence[Floats] | Floats | None = None,
 ) -> PipelineTime:
     """Time of the pipeline section of a step, all in seconds, `m` micro-batches per row.
 
@@ -55,21 +57,28 @@ def pipeline_time(
     longer than a chunk's forward): within 3 % of the simulation, at a microsecond or more a row. Without it such
     rows get a looser bound, which is what a search ranks by before it simulates its shortlist.
 
-    `schedule` is f_then_b, 1f1b or interleaved; interleaved needs m a multiple of pp, the others vpp = 1.
+    `schedule` is f_then_b, 1f1b or interleaved, or zb_h1 or zb_v (bounds; `input_gradient` is the part of backward
+    that the stage before waits for, half of it by default); interleaved needs m a multiple of pp, zb_v vpp = 2, the
+    others vpp = 1.
     Raises ValueError when the runs do not make pp·vpp chunks or the schedule has no closed form.
     """
     if sum(count) != pp * vpp or len(count) != len(forward) or len(count) != len(backward):
         raise ValueError(f"runs {tuple(count)} do not make {pp}·{vpp} chunks")
     f, b, n = _without_empty(forward, backward, count)
-    compute = m * _heaviest(f, b, n, pp, vpp)
+    zero_bubble = schedule in ("zb_h1", "zb_v")
+    compute = m * _heaviest(f, b, n, pp, vpp, v_shaped=schedule == "zb_v")
+    halves = [0.5 * x for x in backward] if input_gradient is None else [*input_gradient]
+    inputs = [x for x, size in zip(halves, count, strict=True) if size]
     link = np.asarray(p2p, dtype=np.float64)
-    if not overlap_p2p and pp > 1:
+    if not overlap_p2p and pp > 1 and not zero_bubble:
         f, b, n = _blocking(f, b, n, link)
         link = link * 0.0
-    if schedule not in ("f_then_b", "1f1b", "interleaved") or (vpp > 1 and schedule != "interleaved"):
+    if schedule not in STRUCTURE["schedule"] or (vpp > 1 and schedule not in CHUNKED):
         raise ValueError(f"no closed form for schedule {schedule} with {vpp} chunks per stage")
     if pp == 1:
         seconds = compute
+    elif zero_bubble:
+        seconds = _zb_h1(f, b, inputs, n, link, m) if schedule == "zb_h1" else _zb_v(f, b, inputs, n, link, m, pp)
     elif schedule == "f_then_b":
         seconds = _f_then_b(f, b, n, link, m)
     elif vpp == 1:
@@ -83,11 +92,15 @@ def in_flight(schedule: str, stage: int, pp: int, num_micro_batches: Floats, vpp
     """Chunk activations that `stage` holds at its peak (a chunk is 1/vpp of a stage).
 
     f_then_b keeps all of them; 1f1b as many as there are stages from here to the end; interleaved its warm-up
-    2·(pp−stage−1) + (vpp−1)·pp and one more (arXiv 2104.04473, section 2.2), all of them when m = pp.
+    2·(pp−stage−1) + (vpp−1)·pp and one more (arXiv 2104.04473, section 2.2), all of them when m = pp. The zero
+    bubble schedules keep what their late weight gradients need: as much on every stage as 1f1b on the first
+    (arXiv 2401.10241, table 2; arXiv 2405.15362, section 3).
     """
     total = np.asarray(num_micro_batches, dtype=np.float64) * vpp
     if schedule == "f_then_b":
         return total
+    if schedule in ("zb_h1", "zb_v"):
+        return np.minimum(float(pp * vpp), total)
     if schedule == "1f1b" or (schedule == "interleaved" and vpp == 1):
         return np.minimum(float(pp - stage), total)
     if schedule == "interleaved":
@@ -103,11 +116,14 @@ def _without_empty(
     return [forward[r] for r in kept], [backward[r] for r in kept], [count[r] for r in kept]
 
 
-def _heaviest(f: list[Floats], b: list[Floats], count: list[int], pp: int, vpp: int) -> Floats:
+def _heaviest(
+    f: list[Floats], b: list[Floats], count: list[int], pp: int, vpp: int, v_shaped: bool = False
+) -> Floats:
     """Largest (f+b) of a stage, all its chunks together; stages with the same runs are looked at once."""
     run_of = [r for r, n in enumerate(count) for _ in range(n)]
     best: Floats | None = None
-    for runs in dict.fromkeys(tuple(run_of[v * pp + s] for v in range(vpp)) for s in range(pp)):
+    chunks = [(s, 2 * pp - 1 - s) if v_shaped else tuple(v * pp + s for v in range(vpp)) for s in range(pp)]
+    for runs in dict.fromkeys(tuple(run_of[k] for k in held) for held in chunks):
         load = f[runs[0]] + b[runs[0]]
         for r in runs[1:]:
             load = load + (f[r] + b[r])
@@ -134,6 +150,40 @@ def _blocking(
         [y + p2p if r > 0 else y for r, (_, y, _) in enumerate(runs)],
         [n for _, _, n in runs],
     )
+
+
+def _zb_h1(
+    f: list[Floats], b: list[Floats], inputs: list[Floats], count: list[int], p2p: Floats, m: Floats
+) -> Floats:
+    """A bound (arXiv 2401.10241, section 3): no stage is done before its work, after the first forward has arrived;
+    and without its weight gradients the schedule is 1F1B."""
+    best = one_f_one_b(f, inputs, count, p2p, m)
+    arrival = np.zeros_like(m)
+    for r, n in enumerate(count):
+        arrival = arrival + (n - 1.0) * (f[r] + p2p)
+        best = np.maximum(best, arrival + m * (f[r] + b[r]))
+        arrival = arrival + (f[r] + p2p)
+    return best
+
+
+def _zb_v(
+    f: list[Floats], b: list[Floats], inputs: list[Floats], count: list[int], p2p: Floats, m: Floats, pp: int
+) -> Floats:
+    """A bound (arXiv 2405.15362): stage s holds chunks s and 2·pp−1−s. Its work follows the first arrival; its
+    last input gradient still has to go down to the first stage; and one micro-batch goes through everything."""
+    run_of = [r for r, n in enumerate(count) for _ in range(n)]
+    arrival = drain = through = np.zeros_like(m)
+    best = np.zeros_like(m)
+    for r in run_of:
+        through = through + (f[r] + inputs[r])
+    best = np.maximum(best, through + (2.0 * (pp - 1.0)) * (2.0 * p2p))
+    for s in range(pp):
+        near, far = run_of[s], run_of[2 * pp - 1 - s]
+        forwards, gradients = f[near] + f[far], inputs[near] + inputs[far]
+        best = np.maximum(best, arrival + m * (forwards + (b[near] + b[far])))
+        best = np.maximum(best, (arrival + m * (forwards + gradients)) + drain)
+        arrival, drain = arrival + (f[near] + p2p), drain + (inputs[near] + p2p)
+    return best
 
 
 def _f_then_b(f: list[Floats], b: list[Floats], count: list[int], p2p: Floats, m: Floats) -> Floats:

@@ -51,10 +51,12 @@ def chunk_layers(layers: int, chunks: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def split(pattern: Sequence[int], num_segments: int, pp: int, vpp: int, mtp_layers: int = 0) -> Split:
+def split(
+    pattern: Sequence[int], num_segments: int, pp: int, vpp: int, mtp_layers: int = 0, v_shaped: bool = False
+) -> Split:
     """The default split of layers whose segment numbers are `pattern` (segment 0 is the embedding, the
     last one the head) into pp stages of vpp chunks. Multi-token-prediction modules (the segment before the
-    head) stand with the head, which they use once more each (Megatron-LM, multi_token_prediction.py)."""
+    head) stand with the head, which they use once more each (Megatron-LM, multi_token_prediction.py). `v_shaped`: stage s holds chunks s and 2·pp−1−s."""
     sizes = chunk_layers(len(pattern), pp * vpp)
     contents: list[Content] = []
     start = 0
@@ -70,9 +72,15 @@ def split(pattern: Sequence[int], num_segments: int, pp: int, vpp: int, mtp_laye
         contents.append(tuple(counts))
         start += size
     stages = [
-        tuple(sum(contents[v * pp + s][i] for v in range(vpp)) for i in range(num_segments)) for s in range(pp)
+        tuple(sum(contents[k][i] for k in chunks_of(s, pp, vpp, v_shaped)) for i in range(num_segments))
+        for s in range(pp)
     ]
     return Split(stages=_runs(stages), chunks=_runs(contents))
+
+
+def chunks_of(stage: int, pp: int, vpp: int, v_shaped: bool) -> tuple[int, ...]:
+    """The chunks of a stage, in the order of the model."""
+    return (stage, 2 * pp - 1 - stage) if v_shaped else tuple(v * pp + stage for v in range(vpp))
 
 
 def _runs(contents: Sequence[Content]) -> tuple[Run, ...]:

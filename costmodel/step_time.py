@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distplan.costmodel import fitted
 from distplan.costmodel.combine import LocalTables, StateTables
 from distplan.costmodel.lower import PHASES
 from distplan.costmodel.model import DTYPE_BYTES
@@ -80,7 +81,7 @@ def group_costs(
     schedule: str, usable: float, global_batch: float, detail: bool,
 ) -> GroupCosts:
     """Costs of rows of one (pp, vpp, schedule)."""
-    cut = split(eng.pattern, len(eng.segments), pp, vpp, eng.model.mtp_layers)
+    cut = split(eng.pattern, len(eng.segments), pp, vpp, eng.model.mtp_layers, schedule == "zb_v")
     dp = rows.degree("dp_replicate") * rows.degree("dp_shard")
     m = global_batch / (dp * rows.degree("micro_batch"))
     states = [
@@ -142,12 +143,13 @@ def _recomputed(
         return layers
     at = np.flatnonzero(solve)
     needed = np.ones(len(at))
+    high = fitted.memory_band(*eng.like).high
     for run, held in zip(cut.stages, states, strict=True):
         acts = _rows_of(activations(run.content, dict(local.plain), dict(local.chosen)), local.index[at])
         flight = chunks_in_flight(schedule, run, pp, vpp, m[at])
         number = sum(layers_only(run.content))
         kept = _rows_of(held, state.index[at])
-        needed = np.maximum(needed, layers_to_recompute(kept, acts, flight, number, usable, eng.runtime))
+        needed = np.maximum(needed, layers_to_recompute(kept, acts, flight, number, usable, eng.runtime, high))
     layers[at] = needed
     return layers
 
@@ -170,11 +172,11 @@ def _timing(
     per_step = np.where(zero >= 2.0, state.index, 0)
     first, index = distinct(local.index, m, layers, per_step, gpus)
     lid, sid = local.index[first], state.index[first]
-    load = stage_load(eng, local, state, lid, sid, gpus[first], layers[first], cut, pp, vpp)
+    load = stage_load(eng, local, state, lid, sid, gpus[first], layers[first], cut, pp, vpp, schedule)
     times = load.pipeline_time(schedule, m[first], pp, vpp)
     shares, stage_f, stage_b, exposed, p2p = load.shares, load.stage_forward, load.stage_backward, load.exposed, load.p2p
     critical, parts = _critical_parts(local, lid, cut, shares, stage_f, stage_b, exposed)
-    factor = eng.runtime.software_factor
+    factor = eng.runtime.factor(eng.cluster.accelerator.generation)
     busy = [part * m[first] for part in parts]
     bubble = np.maximum(times.bubble, 0.0)
     ends = _step_end(eng, rows, state, states, cut, pp, index, stage_f, stage_b, p2p)
@@ -198,6 +200,8 @@ class StageLoad:
     stage_backward: list[Floats]
     chunk_forward: list[Floats]
     chunk_backward: list[Floats]
+    chunk_input: list[Floats]
+    """the part of chunk_backward that the chunk before waits for"""
     chunk_counts: list[int]
     exposed: tuple[Floats, Floats]
     """what of ZeRO's per-micro-batch traffic is left, forward and backward, [segment, combination]"""
@@ -208,12 +212,13 @@ class StageLoad:
         return pipeline_time(
             schedule, forward=self.chunk_forward, backward=self.chunk_backward, count=self.chunk_counts, p2p=self.p2p,
             overlap_p2p=self.overlap_p2p, m=m, pp=pp, vpp=vpp, follow=False,
+            input_gradient=self.chunk_input,
         )
 
 
 def stage_load(
     eng: Engine, local: LocalTables, state: StateTables, lid: NDArray[np.int64], sid: NDArray[np.int64], gpus: Floats,
-    layers: Floats, cut: Split, pp: int, vpp: int,
+    layers: Floats, cut: Split, pp: int, vpp: int, schedule: str,
 ) -> StageLoad:
     """What every stage and chunk does with one micro-batch, for combinations of local and state tables."""
     forward, backward, recompute, exposed = _segment_seconds(eng, local, state, lid, sid, pp)
@@ -225,9 +230,15 @@ def stage_load(
     else:
         chunks = cut.chunks
         chunk_f = [run_sum(run.content, forward) for run in chunks]
-        chunk_b = [_backward(run, shares[_stage_run(cut, run.first % pp)], backward, recompute) for run in chunks]
+        holders = [2 * pp - 1 - run.first if schedule == "zb_v" and run.first >= pp else run.first % pp for run in chunks]
+        chunk_b = [
+            _backward(run, shares[_stage_run(cut, stage)], backward, recompute)
+            for run, stage in zip(chunks, holders, strict=True)
+        ]
+    later = local.chosen["weight_gradient"][:, lid]
+    chunk_i = [b - run_sum(run.content, later) for b, run in zip(chunk_b, chunks, strict=True)]
     return StageLoad(
-        shares=shares, stage_forward=stage_f, stage_backward=stage_b, chunk_forward=chunk_f, chunk_backward=chunk_b,
+        shares=shares, stage_forward=stage_f, stage_backward=stage_b, chunk_forward=chunk_f, chunk_backward=chunk_b, chunk_input=chunk_i,
         chunk_counts=[run.count for run in chunks], exposed=exposed,
         p2p=_boundary_seconds(eng, local.chosen["boundary"][lid], gpus, pp),
         overlap_p2p=eng.runtime.overlap["pp_interleaved" if vpp > 1 else "pp"],
@@ -262,10 +273,12 @@ def _segment_seconds(
     reduce = np.where(zero >= 2.0, state.tables["reduce"][:-1, sid], 0.0)
     if timing != "micro_batch":
         reduce = np.zeros_like(reduce)
-    hidden_f = forward if eng.runtime.overlap["dp_param"] else np.zeros_like(forward)
-    hidden_b = backward if eng.runtime.overlap["dp_grad"] else np.zeros_like(backward)
-    exposed_f = np.maximum(0.0, gather * in_forward - hidden_f)
-    exposed_b = np.maximum(0.0, (gather * in_backward + reduce) - hidden_b)
+    of_param, of_grad = eng.runtime.hidden("dp_param"), eng.runtime.hidden("dp_grad")
+    first, again = gather * in_forward, gather * in_backward
+    exposed_f = first - of_param * np.minimum(first, forward)
+    both = again + reduce
+    covered = np.minimum(both, backward) / np.maximum(both, np.finfo(np.float64).tiny)
+    exposed_b = again * (1.0 - of_param * covered) + reduce * (1.0 - of_grad * covered)
     return forward + exposed_f, backward + exposed_b, recompute, (exposed_f, exposed_b)
 
 
@@ -314,7 +327,7 @@ def _step_end(
     forward; the last and the first layer's share never hides. A later stage is done earlier by the
     backwards that follow it, and starts later by the forwards before it.
     """
-    overlap = eng.runtime.overlap
+    of_param, of_grad = eng.runtime.hidden("dp_param"), eng.runtime.hidden("dp_grad")
     zero = state.zero[state.index]
     exposed_reduce = np.zeros(len(index))
     exposed_gather = np.zeros(len(index))
@@ -332,10 +345,9 @@ def _step_end(
             reduce = np.where(each, replicate, reduce)
         gather = np.where(gathers(zero, eng.runtime.state, 2)[0][0] > 0.0, 0.0, gather)
         parts = max(1, sum(content))
-        hidden_b = (stage_b[number][index] if overlap["dp_grad"] else 0.0) * 1.0
-        hidden_f = (stage_f[number][index] if overlap["dp_param"] else 0.0) * 1.0
-        left = np.maximum(reduce - hidden_b, reduce / parts) - before_b[index]
-        late = np.maximum(gather - hidden_f, gather / parts) - before_f[index]
+        most = (parts - 1.0) / parts
+        left = reduce - of_grad * np.minimum(stage_b[number][index], reduce * most) - before_b[index]
+        late = gather - of_param * np.minimum(stage_f[number][index], gather * most) - before_f[index]
         exposed_reduce = np.maximum(exposed_reduce, left)
         exposed_gather = np.maximum(exposed_gather, late)
         optimizer = np.maximum(optimizer, _optimizer_seconds(eng, states[number])[state.index])

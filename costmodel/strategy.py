@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+CHUNKED = ("interleaved", "zb_v")
+"""schedules whose stages hold several chunks (zb_v two, laid out as a V)"""
 DEGREES = ("dp_replicate", "dp_shard", "tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch")
 STRUCTURE: Mapping[str, tuple[str, ...]] = {
     "cp_kind": ("none", "ring", "all_gather", "ulysses"),
     "sp": ("false", "true"),
     "zero": ("0", "1", "2", "3"),
-    "schedule": ("f_then_b", "1f1b", "interleaved"),
+    "schedule": ("f_then_b", "1f1b", "interleaved", "zb_h1", "zb_v"),
     "recompute": ("none", "selective", "full"),
 }
 """Legal values of the structure fields; a column holds the index into its tuple (int8)."""

@@ -7,7 +7,7 @@ elementwise, so it has the same bits whenever and with whatever neighbours it is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -18,7 +18,7 @@ from distplan.costmodel.decompose import decompose_norms
 from distplan.costmodel.graph import Segment, segments
 from distplan.costmodel.local_costs import LocalCosts, category_total, local_costs
 from distplan.costmodel.lower import PHASES, lower
-from distplan.costmodel.model import Attention, Model, Workload
+from distplan.costmodel.model import Attention, Model, Moe, Workload
 from distplan.costmodel.placements import check_marks, marks_of
 from distplan.costmodel.program import SegmentProgram, Structure, derive
 from distplan.costmodel.runtime import Runtime
@@ -91,6 +91,12 @@ class Engine:
     state: dict[tuple[str, ...], Store] = field(default_factory=dict)
     flops: list[float] = field(default_factory=list)
 
+    @property
+    def like(self) -> tuple[str, str, str]:
+        """(generation, runtime, model kind): whose runs' residuals are its bands."""
+        kind = "moe" if any(isinstance(k.ffn, Moe) for k in self.model.kinds.values()) else "dense"
+        return self.cluster.accelerator.generation, self.runtime.name, kind
+
     def structure(self, sp: str, cp_kind: str, recompute: str) -> Structure:
         tags = {"none": (), "full": ("layer",), "selective": self.runtime.selective}[recompute]
         if recompute == "selective" and self.workload.attention == "unfused":
@@ -151,7 +157,7 @@ class Engine:
         symbols, strides = self.symbols(columns, cp_kind == "ulysses")
         return local_costs(
             lowered, len(self.segments), symbols, strides, self.cluster, self.rates,  # type: ignore[arg-type]
-            causal=self.workload.causal, hides=self.runtime.overlap,
+            causal=self.workload.causal, hides={kind: self.runtime.hidden(kind) for kind in self.runtime.overlap},
             kernel_time=self.rates.attention_kernels.get(self.runtime.attention_kernel, 1.0),
             unfused=[name for name in ("rope", "norm") if not getattr(self.runtime, f"fused_{name}")],
         )
@@ -182,6 +188,7 @@ def _local_arrays(costs: LocalCosts) -> Mapping[str, Floats]:
         "remade": costs.remade_bytes,
         "transient": costs.transient_bytes,
         "boundary": costs.boundary_bytes,
+        "weight_gradient": costs.weight_gradient,
     }
 
 

@@ -42,7 +42,7 @@ DIMENSIONS: Mapping[str, Row] = {
     "dp": Row(takes="N", help="Data parallel: dp_replicate times dp_shard.", aliases=("data-parallel-size",)),
     "zero": Row(takes="0..3", help="ZeRO stage.", aliases=("zero-stage",)),
     "micro_batch": Row(takes="N", help="Sequences per micro-batch.", aliases=("micro-batch-size", "mbs")),
-    "schedule": Row(takes="NAME", help="f_then_b, 1f1b or interleaved.", aliases=("pipeline-schedule",)),
+    "schedule": Row(takes="NAME", help="f_then_b, 1f1b, interleaved, zb_h1 or zb_v.", aliases=("pipeline-schedule",)),
     "recompute": Row(takes="KIND", help="none, selective or full.", aliases=("recompute-granularity",)),
 }
 """strategy field (or dp) -> its option; `sp` is a flag and stands apart"""
@@ -163,6 +163,38 @@ def _written() -> dict[str, tuple[Any, Any]]:
 SEARCH = _job() | _search() | _written() | _shown()
 ESTIMATE = _job() | _rows(SOLVED, _DIMENSION_PANEL) | _written() | _shown()
 SHOW = _shown()
+
+
+def _launchers(*names: str) -> dict[str, tuple[Any, Any]]:
+    """Options of `export` and `import` that take text, and -o and -q."""
+    launchers = "megatron, megatron-bridge, deepspeed, torchtitan, accelerate, paddle-fleet, paddle-auto or nanotron."
+    rows = {
+        "to": ("--to", "NAME", launchers),
+        "from_": ("--from", "NAME", "megatron, deepspeed, torchtitan or accelerate; told by the content unless given."),
+        "model": ("--model", "MODEL", "Price it for this model, and write a strategy.yaml."),
+    }
+    made = {}
+    for name in names:
+        option, takes_text, help_text = rows[name]
+        made[name] = (
+            Annotated[str | None, typer.Option(option, metavar=takes_text, help=help_text, show_default=False)],
+            None,
+        )
+    output = typer.Option("--output", "-o", metavar="FILE", help="Write here in place of stdout.", show_default=False)
+    quiet = _flag("--quiet", "Only the result: no remarks.", "Output", "-q")
+    return made | {"output": (Annotated[str | None, output], None), "quiet": (quiet, False)}
+
+
+def _some(rows: Mapping[str, Row], names: tuple[str, ...]) -> dict[str, tuple[Any, Any]]:
+    return _rows({name: rows[name] for name in names}, "Job")
+
+
+EXPORT = _launchers("to")
+IMPORT = (
+    _launchers("from_", "model")
+    | _some(MACHINE, ("gpus", "hardware", "runtime"))
+    | _some(WORKLOAD, ("global_batch", "seq_len"))
+)
 
 
 def takes(options: Mapping[str, tuple[Any, Any]]) -> Callable[[Callable[..., int]], Callable[..., int]]:

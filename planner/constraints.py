@@ -223,7 +223,8 @@ def _words(strategy: Strategy, context: Context) -> _Words:
     expert_ranks = s.dp * s.cp * s.tp
     only = [f"{name} {'|'.join(context.runtime.legal[name])}" for name in DEGREES if name in context.runtime.legal]
     schedule_rule = {
-        "1f1b": "at least one for each stage", "f_then_b": "a multiple of the stages"
+        "1f1b": "at least one for each stage", "zb_h1": "at least one for each stage",
+        "zb_v": "at least one for each stage", "f_then_b": "a multiple of the stages"
     }  # fmt: skip
     return _Words(
         **degrees, **facts, runtime=context.runtime.name, dp=s.dp, product=s.gpus, m=m, chunks=s.pp * s.vpp,

@@ -26,6 +26,7 @@ def _code(name: str, value: str) -> int:
 _F_THEN_B = _code("schedule", "f_then_b")
 _1F1B = _code("schedule", "1f1b")
 _INTERLEAVED = _code("schedule", "interleaved")
+_ZERO_BUBBLE = (_code("schedule", "zb_h1"), _code("schedule", "zb_v"))
 _NO_CP = _code("cp_kind", "none")
 _ULYSSES = _code("cp_kind", "ulysses")
 
@@ -152,6 +153,8 @@ def _stages(values: Values, runtime: Runtime) -> Any:
     broken = _no(values)
     if runtime.rules["micro_batches"] == "at_least_stages":
         broken = broken | ((values["schedule"] == _1F1B) & (m < pp))
+    for schedule in _ZERO_BUBBLE:
+        broken = broken | ((values["schedule"] == schedule) & (m < pp))
     if runtime.rules["f_then_b"] == "divide":
         broken = broken | ((values["schedule"] == _F_THEN_B) & ~_divides(pp, m))
     return broken & (pp > 1)
@@ -199,8 +202,9 @@ def _expert_replicas(values: Values, runtime: Runtime) -> Any:
 
 
 def _vpp(values: Values, runtime: Runtime) -> Any:
-    interleaved = values["schedule"] == _INTERLEAVED
-    return (interleaved != (values["vpp"] > 1)) | (interleaved & (values["pp"] == 1))
+    in_a_v = values["schedule"] == _ZERO_BUBBLE[1]
+    chunked = (values["schedule"] == _INTERLEAVED) | in_a_v
+    return (chunked != (values["vpp"] > 1)) | (chunked & (values["pp"] == 1)) | (in_a_v & (values["vpp"] != 2))
 
 
 def _options(values: Values, runtime: Runtime) -> Any:

@@ -7,7 +7,7 @@ whole space while most of it is never built.
 
 Canonical form, so that no program occurs twice: an axis of degree 1 has no options (cp_kind none, sp
 false, zero 0 where dp·cp = 1 or the group to shard over is 1); pp = 1 has schedule 1f1b; vpp > 1 exactly
-with interleaved; f_then_b is left out where 1f1b is the same order (one micro-batch); ZeRO-0 stores
+with interleaved and zb_v (2); f_then_b is left out where 1f1b is the same order (one micro-batch); ZeRO-0 stores
 nothing sharded, so of the splits of dp it has one: the largest dp_shard.
 
 Bounds fix or list values of a field: degrees as whole numbers, options as their names, and `dp` for the
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from distplan.costmodel.strategy import DEGREES, STRUCTURE, Floats, Strategies
+from distplan.costmodel.strategy import CHUNKED, DEGREES, STRUCTURE, Floats, Strategies
 from distplan.hardware.errors import DistplanError, did_you_mean
 from distplan.planner.constraints import OPTION_RULES, SKELETON_RULES, Context, apply
 from distplan.planner.rules import per_stage_cut
@@ -129,8 +129,9 @@ def _schedules(pp: int, context: Context, bounds: Bounds) -> list[tuple[float, f
     chosen = [str(value) for value in bounds.get("schedule", context.runtime.legal["schedule"])]
     found = []
     for name in sorted(chosen, key=names.index):
-        vpps = _vpps(pp, context) if name == "interleaved" else [1]
-        wanted = [v for v in _allowed("vpp", vpps, bounds) if (v > 1) == (name == "interleaved")]
+        vpps = _vpps(pp, context) if name == "interleaved" else [2 if name in CHUNKED else 1]
+        wanted = [v for v in _allowed("vpp", vpps, bounds) if (v > 1) == (name in CHUNKED)]
+        wanted = [v for v in wanted if name != "zb_v" or v == 2]
         found += [(float(names.index(name)), float(vpp)) for vpp in wanted]
     return found
 

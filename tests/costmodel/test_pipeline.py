@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from distplan.costmodel.pipeline import PipelineTime, in_flight, pipeline_time
+from distplan.costmodel.simulate_repeat import simulate_step
 from distplan.costmodel.pipeline_waves import follow_slots
 from distplan.costmodel.schedules import build_schedule
 from distplan.costmodel.simulate import StageCosts, simulate
@@ -191,7 +192,40 @@ def test_what_has_no_closed_form_is_refused() -> None:
     args = {"forward": one, "backward": one, "p2p": one[0], "overlap_p2p": True, "m": one[0]}
     with pytest.raises(ValueError, match="do not make 4·1"):
         pipeline_time("1f1b", count=[3], pp=4, **args)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no closed form for schedule zb_v"):
-        pipeline_time("zb_v", count=[4], pp=2, vpp=2, **args)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no closed form for schedule dualpipe_v"):
+        pipeline_time("dualpipe_v", count=[4], pp=2, vpp=2, **args)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no closed form"):
-        in_flight("zb_v", 0, 2, one[0])
+        in_flight("dualpipe_v", 0, 2, one[0])
+
+
+ZERO_BUBBLE = [("zb_h1", 1, "paddle"), ("zb_v", 2, "torch")]
+
+
+@pytest.mark.parametrize("name,chunks,dialect", ZERO_BUBBLE)
+def test_zero_bubble_forms_bound_the_simulation_from_below(name: str, chunks: int, dialect: str) -> None:
+    rng = np.random.default_rng(7)
+    for _ in range(60):
+        pp, rounds = int(rng.integers(2, 6)), int(rng.integers(1, 5))
+        m, size = pp * rounds, pp * chunks
+        f, b = rng.uniform(0.5, 1.5, size), rng.uniform(1.0, 3.0, size)
+        inputs, link = b * rng.uniform(0.3, 0.7, size), float(rng.uniform(0.0, 0.5))
+        costs = StageCosts(forward=list(f), backward=list(b), input_gradient=list(inputs), p2p=link)
+        simulated = simulate_step(name, stages=pp, micro_batches=m, chunks=chunks, costs=costs, dialect=dialect).seconds
+        closed = pipeline_time(
+            name, forward=f[:, None], backward=b[:, None], input_gradient=inputs[:, None], count=[1] * size,
+            p2p=np.array([link]), overlap_p2p=True, m=np.array([float(m)]), pp=pp, vpp=chunks,
+        ).seconds[0]
+        assert closed <= simulated * (1 + 1e-12)
+        assert closed >= 0.7 * simulated
+
+
+@pytest.mark.parametrize("name,chunks,dialect", ZERO_BUBBLE)
+def test_zero_bubble_schedules_keep_as_much_on_every_stage_as_1f1b_on_the_first(
+    name: str, chunks: int, dialect: str
+) -> None:
+    for pp, m in ((2, 6), (4, 8), (8, 16)):
+        size = pp * chunks
+        costs = StageCosts(forward=[1.0] * size, backward=[2.0] * size, activation=[1.0] * size)
+        peak = simulate_step(name, stages=pp, micro_batches=m, chunks=chunks, costs=costs, dialect=dialect).peak
+        closed = [float(in_flight(name, s, pp, np.array([float(m)]), chunks)[0]) for s in range(pp)]
+        assert list(peak) == closed == [float(size)] * pp

@@ -56,7 +56,8 @@ def canonical(s: Strategy, of: Context) -> bool:
         options
         and (s.cp_kind == "none") == (s.cp == 1)
         and not (s.sp and s.tp == 1)
-        and (s.schedule == "interleaved") == (s.vpp > 1)
+        and (s.schedule in ("interleaved", "zb_v")) == (s.vpp > 1)
+        and (s.schedule != "zb_v" or s.vpp == 2)
         and (s.pp > 1 or s.schedule == "1f1b")
         and not repeated
     )
