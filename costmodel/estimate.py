@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from distplan.costmodel import fitted
 from distplan.costmodel.combine import LocalTables, StateTables, local_tables, state_tables
 from distplan.costmodel.detail import Communication, communication
 from distplan.costmodel.model import Model, Workload
@@ -25,18 +26,13 @@ from distplan.hardware.cluster import Cluster
 
 __all__ = ["MEMORY_PARTS", "PHASES", "TIME_PARTS", "Communication", "Estimate", "estimate"]
 
-STEP_SECONDS_BAND = 0.10
-"""± of the step time until it is fitted to runs: public numbers of one setup differ by 10 % between
-software releases and days (NVIDIA/Megatron-Bridge performance tables against their archive)."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """Columns, one entry per strategy. Parts add up exactly, in their order, to their total.
 
     `time` are the parts of `step_seconds` on the critical stage, `memory` the parts of
-    `device_bytes` on the worst stage in its worst phase. The low end of memory has no fragmentation,
-    the high end has it twice.
+    `device_bytes` on the worst stage in its worst phase. Low and high are the 10th and 90th percentile of the
+    runs most like it (fitted.yaml).
     """
 
     step_seconds: Floats
@@ -116,11 +112,12 @@ def _columns(
     step = out.time[0]
     for part in out.time[1:]:
         step = step + part
+    time_band, memory_band = fitted.time_band(*eng.like), fitted.memory_band(*eng.like)
     return Estimate(
-        step_seconds=step, step_seconds_low=step * (1.0 - STEP_SECONDS_BAND),
-        step_seconds_high=step * (1.0 + STEP_SECONDS_BAND), time=dict(zip(TIME_PARTS, out.time, strict=True)),
+        step_seconds=step, step_seconds_low=step * time_band.low,
+        step_seconds_high=step * time_band.high, time=dict(zip(TIME_PARTS, out.time, strict=True)),
         allocated_bytes=out.allocated, reserved_bytes=out.reserved, device_bytes=out.device,
-        device_bytes_low=out.device - out.fragmentation, device_bytes_high=out.device + out.fragmentation,
+        device_bytes_low=out.device * memory_band.low, device_bytes_high=out.device * memory_band.high,
         usable_bytes=np.full(len(rows), float(usable)), memory=dict(zip(MEMORY_PARTS, out.memory, strict=False)),
         worst_stage=out.stage.astype(np.int64), worst_phase=out.phase.astype(np.int64),
         num_micro_batches=out.micro_batches, recompute_layers=out.recompute_layers, model_flops=model_flops,

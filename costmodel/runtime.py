@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from distplan.costmodel import fitted
 from distplan.costmodel.strategy import DEGREES, STRUCTURE
 from distplan.hardware.documents import Document, load_mapping, no_other_keys, take
 from distplan.hardware.errors import UnknownNameError
@@ -124,11 +125,25 @@ class Runtime:
     """one all-gather's worth of parameters; 0 = one layer"""
     grad_bucket_bytes: float
     """one reduction's worth of gradients; 0 = one layer"""
+    overlap_efficiency: Mapping[str, float]
+    """collective class -> the share of it that is hidden where it can be (fitted.yaml)"""
+    software_factors: Mapping[str, float]
+    """generation of accelerator -> measured over modelled time (fitted.yaml)"""
     software_factor: float
+    """on top of it, for a runtime file of one's own"""
     context_bytes: float
     fragmentation: float
     provenance: Mapping[str, str]
     """field, or rules.<rule> -> the source of its value, or 'assumed: why'"""
+
+    def hidden(self, kind: str) -> float:
+        """The share of a collective of this class that disappears behind what it can hide behind."""
+        return self.overlap_efficiency.get(kind, 1.0) if self.overlap[kind] else 0.0
+
+    def factor(self, generation: str) -> float:
+        """Measured over modelled time of what a micro-batch does."""
+        known = self.software_factors
+        return self.software_factor * known.get(generation, known[fitted.DEFAULT])
 
 
 def list_runtimes() -> tuple[str, ...]:
@@ -157,9 +172,10 @@ def _shipped(name: str) -> Runtime:
 
 
 def _read(doc: Document) -> Runtime:
-    no_other_keys(doc, [f.name for f in fields(Runtime)])
+    no_other_keys(doc, [f.name for f in fields(Runtime) if f.name not in ("overlap_efficiency", "software_factors")])
+    name = take(doc, "name", str)
     return Runtime(
-        name=take(doc, "name", str),
+        name=name,
         version=take(doc, "version", str),
         source=take(doc, "source", str),
         legal=_legal(take(doc, "legal", Document)),
@@ -182,9 +198,13 @@ def _read(doc: Document) -> Runtime:
         early_stop=take(doc, "early_stop", bool),
         param_bucket_bytes=take(doc, "param_bucket_bytes", _bytes, minimum=0.0),
         grad_bucket_bytes=take(doc, "grad_bucket_bytes", _bytes, minimum=0.0),
-        software_factor=take(doc, "software_factor", float, minimum=0.1, maximum=10.0),
-        context_bytes=take(doc, "context_bytes", _bytes, minimum=0.0),
-        fragmentation=take(doc, "fragmentation", float, minimum=0.0, maximum=1.0),
+        overlap_efficiency=fitted.fitted().overlap_efficiency,
+        software_factors=fitted.software_factors(name),
+        software_factor=take(doc, "software_factor", float, default=1.0, minimum=0.1, maximum=10.0),
+        context_bytes=take(doc, "context_bytes", _bytes, default=fitted.context_bytes(name), minimum=0.0),
+        fragmentation=take(
+            doc, "fragmentation", float, default=fitted.fragmentation(name), minimum=0.0, maximum=1.0
+        ),
         provenance=_provenance(take(doc, "provenance", Document)),
     )
 

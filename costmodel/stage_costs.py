@@ -243,15 +243,16 @@ class WorstMemory:
 
 
 def layers_to_recompute(
-    state: StateBytes, acts: Activations, flight: Floats, layers: int, usable: Floats, runtime: Runtime
+    state: StateBytes, acts: Activations, flight: Floats, layers: int, usable: Floats, runtime: Runtime,
+    high: float,
 ) -> Floats:
     """The least number of a stage's layers whose recomputation makes its high end fit; all of them if none does.
 
-    Memory falls linearly with the number; the high end carries fragmentation twice (see Estimate).
+    Memory falls linearly with the number; the high end is `high` times the expected bytes (see Estimate).
     """
     still = acts.remade + acts.temporaries + state.gathered + state.buckets
-    room = usable - runtime.context_bytes - ((state.parameters + state.gradients) + state.optimizer)
-    dynamic = room / (1.0 + 2.0 * runtime.fragmentation)
+    room = usable / high - runtime.context_bytes - ((state.parameters + state.gradients) + state.optimizer)
+    dynamic = room / (1.0 + runtime.fragmentation)
     over = (still + flight * acts.kept) - dynamic
     each = flight * (acts.kept - acts.least) / max(layers, 1)
     needed = np.ceil(over / np.maximum(each, 1.0))

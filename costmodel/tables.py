@@ -188,7 +188,6 @@ def _local_arrays(costs: LocalCosts) -> Mapping[str, Floats]:
         "remade": costs.remade_bytes,
         "transient": costs.transient_bytes,
         "boundary": costs.boundary_bytes,
-        "weight_gradient": costs.weight_gradient,
     }
 
 

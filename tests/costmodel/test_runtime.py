@@ -15,7 +15,7 @@ from distplan.hardware.errors import DistplanError
 OTHERS = [name for name in list_runtimes() if name != "any"]
 PHYSICS = ("mesh_order", "sp_saves", "merged_input_gradients", "overlap", "fused_norm", "loss", "early_stop")
 PHYSICS += tuple(f"state.{f.name}" for f in fields(runtime.StateRules)) + ("embedding_gradient",)
-PHYSICS += ("param_bucket_bytes", "grad_bucket_bytes", "software_factor", "context_bytes", "fragmentation")
+PHYSICS += ("param_bucket_bytes", "grad_bucket_bytes", "attention_kernel", "fused_rope")
 SHIPPED = Path(runtime.__file__).with_name("runtimes")
 
 
@@ -84,8 +84,8 @@ def test_a_users_file_is_read_like_a_shipped_one(tmp_path: Path) -> None:
         ("kv_heads: gather", "kv_heads: gahter", "gather"),
         ("kv_heads: gather", "kvheads: gather", "kv_heads"),
         ("sp_saves: shard", "sp_saves: 3", "text"),
-        ("context_bytes: 1.3 GiB", "context_bytes: 1.3 GiX", "GiX"),
-        ("context_bytes: 1.3 GiB", "context_bytes: -1", "-1"),
+        ("loss: vocab_parallel", "loss: vocab_parallel\ncontext_bytes: 1.3 GiX", "GiX"),
+        ("loss: vocab_parallel", "loss: vocab_parallel\ncontext_bytes: -1", "-1"),
         ("[pp, dp_replicate, dp_shard, cp, tp]", "[pp, dp, cp, tp]", "dp_replicate"),
         ('zero: ["0", "1"]', 'zero: ["0", "7"]', "'7'"),
     ],
