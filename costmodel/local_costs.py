@@ -60,6 +60,8 @@ class LocalCosts:
     remade_bytes: Floats
     transient_bytes: Floats
     boundary_bytes: Floats
+    weight_gradient: Floats
+    """seconds [segment, row] of backward that nothing before it in the pipeline waits for"""
     exchanges: tuple[Exchange, ...]
 
 
@@ -100,8 +102,11 @@ def local_costs(
     full_flops = np.zeros((len(PHASES), num_segments, rows))
     kernel_flops = np.zeros((len(PHASES), num_segments, rows))
     attention = np.zeros((num_segments, rows))
+    weight_gradient = np.zeros((num_segments, rows))
     for at, work in enumerate(works):
         totals[work.phase, work.category, work.segment] += seconds[at]
+        if work.accumulate:
+            weight_gradient[work.segment] += seconds[at]
         if work.category < 2:
             full_flops[work.phase, work.segment] += full[at]
             kernel_flops[work.phase, work.segment] += kernel[at]
@@ -116,6 +121,7 @@ def local_costs(
     number, factor = lowered.boundary
     return LocalCosts(
         seconds=totals, full_flops=full_flops, kernel_flops=kernel_flops, attention_flops=attention,
+        weight_gradient=weight_gradient,
         saved_bytes=np.array([evaluate_terms(t, table) for t in lowered.saved]),
         remade_bytes=np.array([evaluate_terms(t, table) for t in lowered.remade]),
         transient_bytes=np.array(transients), boundary_bytes=table[number] * factor,

@@ -24,19 +24,22 @@ def load_of(
     rows = Strategies.of([strategy])
     eng = engine(model, workload, cluster, runtime)
     gpus = np.array([float(strategy.gpus)])
-    cut = split(eng.pattern, len(eng.segments), strategy.pp, strategy.vpp, model.mtp_layers)
+    cut = split(eng.pattern, len(eng.segments), strategy.pp, strategy.vpp, model.mtp_layers, strategy.schedule == "zb_v")
     local, state = local_tables(eng, rows, gpus), state_tables(eng, rows, gpus)
     layers = np.array([recompute_layers])
-    return stage_load(eng, local, state, local.index, state.index, gpus, layers, cut, strategy.pp, strategy.vpp)
+    return stage_load(eng, local, state, local.index, state.index, gpus, layers, cut, strategy.pp, strategy.vpp, strategy.schedule)
 
 
 def stage_costs(load: StageLoad) -> StageCosts:
     """The load of each virtual stage, in the order of the model, for the simulation."""
-    forward, backward = [], []
-    for f, b, count in zip(load.chunk_forward, load.chunk_backward, load.chunk_counts, strict=True):
-        forward += [float(f[0])] * count
-        backward += [float(b[0])] * count
-    return StageCosts(forward=forward, backward=backward, p2p=float(load.p2p[0]), overlap_p2p=load.overlap_p2p)
+    columns = (load.chunk_forward, load.chunk_backward, load.chunk_input)
+    forward, backward, inputs = (
+        [float(x[0]) for x, count in zip(column, load.chunk_counts, strict=True) for _ in range(count)]
+        for column in columns
+    )
+    return StageCosts(
+        forward=forward, backward=backward, input_gradient=inputs, p2p=float(load.p2p[0]), overlap_p2p=load.overlap_p2p
+    )
 
 
 def simulate_plan(

@@ -81,7 +81,7 @@ def group_costs(
     schedule: str, usable: float, global_batch: float, detail: bool,
 ) -> GroupCosts:
     """Costs of rows of one (pp, vpp, schedule)."""
-    cut = split(eng.pattern, len(eng.segments), pp, vpp, eng.model.mtp_layers)
+    cut = split(eng.pattern, len(eng.segments), pp, vpp, eng.model.mtp_layers, schedule == "zb_v")
     dp = rows.degree("dp_replicate") * rows.degree("dp_shard")
     m = global_batch / (dp * rows.degree("micro_batch"))
     states = [
@@ -172,7 +172,7 @@ def _timing(
     per_step = np.where(zero >= 2.0, state.index, 0)
     first, index = distinct(local.index, m, layers, per_step, gpus)
     lid, sid = local.index[first], state.index[first]
-    load = stage_load(eng, local, state, lid, sid, gpus[first], layers[first], cut, pp, vpp)
+    load = stage_load(eng, local, state, lid, sid, gpus[first], layers[first], cut, pp, vpp, schedule)
     times = load.pipeline_time(schedule, m[first], pp, vpp)
     shares, stage_f, stage_b, exposed, p2p = load.shares, load.stage_forward, load.stage_backward, load.exposed, load.p2p
     critical, parts = _critical_parts(local, lid, cut, shares, stage_f, stage_b, exposed)
@@ -200,6 +200,8 @@ class StageLoad:
     stage_backward: list[Floats]
     chunk_forward: list[Floats]
     chunk_backward: list[Floats]
+    chunk_input: list[Floats]
+    """the part of chunk_backward that the chunk before waits for"""
     chunk_counts: list[int]
     exposed: tuple[Floats, Floats]
     """what of ZeRO's per-micro-batch traffic is left, forward and backward, [segment, combination]"""
@@ -210,12 +212,13 @@ class StageLoad:
         return pipeline_time(
             schedule, forward=self.chunk_forward, backward=self.chunk_backward, count=self.chunk_counts, p2p=self.p2p,
             overlap_p2p=self.overlap_p2p, m=m, pp=pp, vpp=vpp, follow=False,
+            input_gradient=self.chunk_input,
         )
 
 
 def stage_load(
     eng: Engine, local: LocalTables, state: StateTables, lid: NDArray[np.int64], sid: NDArray[np.int64], gpus: Floats,
-    layers: Floats, cut: Split, pp: int, vpp: int,
+    layers: Floats, cut: Split, pp: int, vpp: int, schedule: str,
 ) -> StageLoad:
     """What every stage and chunk does with one micro-batch, for combinations of local and state tables."""
     forward, backward, recompute, exposed = _segment_seconds(eng, local, state, lid, sid, pp)
@@ -227,9 +230,15 @@ def stage_load(
     else:
         chunks = cut.chunks
         chunk_f = [run_sum(run.content, forward) for run in chunks]
-        chunk_b = [_backward(run, shares[_stage_run(cut, run.first % pp)], backward, recompute) for run in chunks]
+        holders = [2 * pp - 1 - run.first if schedule == "zb_v" and run.first >= pp else run.first % pp for run in chunks]
+        chunk_b = [
+            _backward(run, shares[_stage_run(cut, stage)], backward, recompute)
+            for run, stage in zip(chunks, holders, strict=True)
+        ]
+    later = local.chosen["weight_gradient"][:, lid]
+    chunk_i = [b - run_sum(run.content, later) for b, run in zip(chunk_b, chunks, strict=True)]
     return StageLoad(
-        shares=shares, stage_forward=stage_f, stage_backward=stage_b, chunk_forward=chunk_f, chunk_backward=chunk_b,
+        shares=shares, stage_forward=stage_f, stage_backward=stage_b, chunk_forward=chunk_f, chunk_backward=chunk_b, chunk_input=chunk_i,
         chunk_counts=[run.count for run in chunks], exposed=exposed,
         p2p=_boundary_seconds(eng, local.chosen["boundary"][lid], gpus, pp),
         overlap_p2p=eng.runtime.overlap["pp_interleaved" if vpp > 1 else "pp"],

@@ -33,21 +33,35 @@ LOCAL_KEY = ("tp", "cp", "micro_batch", "ep", "etp", "dp_replicate", "dp_shard",
 
 
 def distinct(*columns: NDArray[np.generic]) -> tuple[Ints, Ints]:
-    """(row of each distinct combination's first occurrence, combination of every row)."""
-    if len(columns[0]) == 1:
-        return np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    """(row of each distinct combination's first occurrence, combination of every row).
+
+    Columns that vary least come first: sorting finds long runs then.
+    """
     code = np.zeros(len(columns[0]), dtype=np.int64)
+    if len(code) == 1:
+        return code, code
     room = 1
     for column in columns:
+        if (column == column[:1]).all():
+            continue
         values = column.astype(np.int64)
-        width = int(values.max(initial=0)) + 1
+        width = int(values.max()) + 1
         if room > 2**62 // width:
             code = np.unique(code, return_inverse=True)[1].astype(np.int64)
-            room = int(code.max(initial=0)) + 1
+            room = int(code.max()) + 1
         code = code * width + values
         room *= width
     _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
     return first.astype(np.int64), inverse.astype(np.int64)
+
+
+def renumbered(index: Ints, count: int) -> tuple[Ints, Ints]:
+    """(the numbers below `count` that occur, each entry's place among them): np.unique without sorting."""
+    if len(index) == 1:
+        return index, np.zeros(1, dtype=np.int64)
+    occurs = np.zeros(count, dtype=np.bool_)
+    occurs[index] = True
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[index]
 
 
 @dataclass(slots=True)
@@ -188,6 +202,7 @@ def _local_arrays(costs: LocalCosts) -> Mapping[str, Floats]:
         "remade": costs.remade_bytes,
         "transient": costs.transient_bytes,
         "boundary": costs.boundary_bytes,
+        "weight_gradient": costs.weight_gradient,
     }
 
 
