@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distplan.costmodel.strategy import STRUCTURE, Floats, Strategies
-from distplan.costmodel.tables import Engine, Ints, Store, distinct
+from distplan.costmodel.tables import Engine, Ints, Store, distinct, renumbered
 
-STATE_KEY = ("tp", "cp", "ep", "etp", "dp_replicate", "dp_shard", "pp")
+STATE_KEY = ("pp", "tp", "cp", "dp_replicate", "dp_shard", "ep", "etp")
 DEFAULT_ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
@@ -26,8 +26,8 @@ class LocalTables:
 
     def of(self, rows: NDArray[np.intp]) -> LocalTables:
         """Only the combinations of these rows."""
-        used, index = np.unique(self.index[rows], return_inverse=True)
-        return LocalTables(_taken(self.chosen, used), _taken(self.plain, used), index.astype(np.int64))
+        used, index = renumbered(self.index[rows], self.chosen["boundary"].shape[-1])
+        return LocalTables(_taken(self.chosen, used), _taken(self.plain, used), index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class StateTables:
     index: Ints
 
     def of(self, rows: NDArray[np.intp]) -> StateTables:
-        used, index = np.unique(self.index[rows], return_inverse=True)
-        return StateTables(_taken(self.tables, used), self.zero[used], self.gpus[used], index.astype(np.int64))
+        used, index = renumbered(self.index[rows], len(self.zero))
+        return StateTables(_taken(self.tables, used), self.zero[used], self.gpus[used], index)
 
 
 def _taken(tables: Mapping[str, Floats], places: Ints) -> dict[str, Floats]:
@@ -48,7 +48,7 @@ def _taken(tables: Mapping[str, Floats], places: Ints) -> dict[str, Floats]:
 
 def _local_columns(eng: Engine, rows: Strategies, gpus: Floats) -> dict[str, Floats]:
     """What local costs depend on. Outer axes matter only where the mesh order puts them inside tp or cp."""
-    names = ("tp", "cp", "micro_batch", "ep", "etp", "dp_replicate", "dp_shard", "pp")
+    names = ("pp", "tp", "cp", "dp_replicate", "dp_shard", "ep", "etp", "micro_batch")
     columns = {name: rows.degree(name) for name in names}
     if eng.runtime.mesh_order == DEFAULT_ORDER:
         ones = np.ones(len(rows))
@@ -60,7 +60,7 @@ def local_tables(eng: Engine, rows: Strategies, gpus: Floats) -> LocalTables:
     """Costs per micro-batch of every row's (structure, tp, cp, micro_batch)."""
     columns = _local_columns(eng, rows, gpus)
     names = ("sp", "cp_kind", "recompute")
-    first, index = distinct(*(rows.columns[name] for name in names), *columns.values())
+    first, index = distinct(*columns.values(), *(rows.columns[name] for name in names))
     at = {name: column[first] for name, column in columns.items()}
     codes = [rows.columns[name][first] for name in names]
 
@@ -76,7 +76,7 @@ def local_tables(eng: Engine, rows: Strategies, gpus: Floats) -> LocalTables:
 def state_tables(eng: Engine, rows: Strategies, gpus: Floats) -> StateTables:
     """Weights and their movements for every row's (sp, zero, tp, cp, dp_replicate, dp_shard, pp)."""
     columns = {name: rows.degree(name) for name in STATE_KEY} | {"gpus": gpus}
-    first, index = distinct(rows.columns["sp"], rows.columns["zero"], *columns.values())
+    first, index = distinct(*columns.values(), rows.columns["sp"], rows.columns["zero"])
     at = {name: column[first] for name, column in columns.items()}
     codes = [rows.columns["sp"][first], rows.columns["zero"][first]]
 
