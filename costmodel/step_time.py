@@ -328,35 +328,37 @@ def _step_end(
     backwards that follow it, and starts later by the forwards before it.
     """
     of_param, of_grad = eng.runtime.hidden("dp_param"), eng.runtime.hidden("dp_grad")
-    zero = state.zero[state.index]
     exposed_reduce = np.zeros(len(index))
     exposed_gather = np.zeros(len(index))
     optimizer = np.zeros(len(index))
     before_f, before_b = np.zeros_like(p2p), np.zeros_like(p2p)
     for number, run in enumerate(cut.stages):
         content = weight_content(run.content, pp)
-        reduce = run_sum(content, state.tables["reduce"])[state.index]
-        reduce = reduce + run_sum(content, state.tables["replicate"])[state.index]
-        gather = run_sum(content, state.tables["gather"])[state.index]
-        each = zero >= 2.0
-        timing = eng.runtime.grad_reduce_pipeline if pp > 1 else eng.runtime.grad_reduce_sharded
-        if timing == "micro_batch":
-            replicate = run_sum(content, state.tables["replicate"])[state.index]
-            reduce = np.where(each, replicate, reduce)
-        gather = np.where(gathers(zero, eng.runtime.state, 2)[0][0] > 0.0, 0.0, gather)
+        reduce, gather = (seconds[state.index] for seconds in moved_once(eng, state, content, pp))
         parts = max(1, sum(content))
         most = (parts - 1.0) / parts
         left = reduce - of_grad * np.minimum(stage_b[number][index], reduce * most) - before_b[index]
         late = gather - of_param * np.minimum(stage_f[number][index], gather * most) - before_f[index]
         exposed_reduce = np.maximum(exposed_reduce, left)
         exposed_gather = np.maximum(exposed_gather, late)
-        optimizer = np.maximum(optimizer, _optimizer_seconds(eng, states[number])[state.index])
+        optimizer = np.maximum(optimizer, optimizer_seconds(eng, states[number])[state.index])
         before_f = before_f + run.count * (stage_f[number] + p2p)
         before_b = before_b + run.count * (stage_b[number] + p2p)
     exposed = exposed_reduce + exposed_gather
     if pp > 1:
         exposed = exposed + tied_gradients(eng, state, state.gpus, pp).seconds[state.index]
     return exposed, optimizer + clip_seconds(eng, state.gpus)[state.index]
+
+
+def moved_once(eng: Engine, state: StateTables, content: tuple[int, ...], pp: int) -> tuple[Floats, Floats]:
+    """Seconds per step, per combination, of reducing a stage's gradients after its last backward and of gathering
+    its parameters before the next forward; what is done every micro-batch is not in them."""
+    reduce = run_sum(content, state.tables["reduce"]) + run_sum(content, state.tables["replicate"])
+    timing = eng.runtime.grad_reduce_pipeline if pp > 1 else eng.runtime.grad_reduce_sharded
+    if timing == "micro_batch":
+        reduce = np.where(state.zero >= 2.0, run_sum(content, state.tables["replicate"]), reduce)
+    gather = run_sum(content, state.tables["gather"])
+    return reduce, np.where(gathers(state.zero, eng.runtime.state, 2)[0][0] > 0.0, 0.0, gather)
 
 
 def tied_gradients(eng: Engine, state: StateTables, gpus: Floats, pp: int) -> CollectiveCost:
@@ -374,7 +376,7 @@ def clip_seconds(eng: Engine, gpus: Floats) -> Floats:
     return price("all_reduce", np.full_like(gpus, 4.0), everyone, eng.cluster).seconds
 
 
-def _optimizer_seconds(eng: Engine, held: StateBytes) -> Floats:
+def optimizer_seconds(eng: Engine, held: StateBytes) -> Floats:
     """The update reads and writes every byte of its state once; clipping reads the gradients once more.
 
     Offloaded, gradients go to the host and parameters come back over PCIe.
