@@ -53,7 +53,9 @@ def shrink(eng: Engine, strategy: Strategy, seed: int) -> Small:
         mesh=mesh, sizes=sizes, causal=workload.causal, window=max(1, sizes["seq"] // 2), scale=1.0 / tokens
     )
     timing = runtime.grad_reduce_pipeline if strategy.pp > 1 else runtime.grad_reduce_sharded
-    how = Sharding(zero=strategy.zero, reduce_each=timing == "micro_batch")
+    how = Sharding(
+        zero=strategy.zero, frozen_from=runtime.state.parameters_sharded_from, reduce_each=timing == "micro_batch"
+    )
     start = _start(parts, world, "sgd" if workload.optimizer == "sgd" else "adamw", seed)
     return Small(parts=parts, start=start, world=world, how=how, pp=degrees["pp"])
 

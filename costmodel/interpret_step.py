@@ -117,9 +117,16 @@ class Sharding:
     """What of the strategy decides about state. `cut_state`: (segment, role, kind, axes), or ('', 'tied' | 'send')."""
 
     zero: int
+    frozen_from: int
+    """the ZeRO stage from which weights that are not trained are stored sharded"""
     reduce_each: bool
     """stored-sharded gradients are reduced every micro-batch, not only after the last"""
     cut_state: tuple[str, str, str, tuple[str, ...]] | None = None
+
+
+def is_sharded(weight: Weight, how: Sharding) -> bool:
+    """Whether a weight is stored sharded; state.py prices the same."""
+    return how.zero >= (1 if weight.trained else how.frozen_from)
 
 
 def _travel(
@@ -147,16 +154,16 @@ class _Ranks:
 
     def store(self, part: Part, weight: Weight, whole: Array) -> Array:
         """A whole tensor as ZeRO stores it."""
-        return store(part, weight, whole, self.world, self.how.zero)
+        return store(part, weight, whole, self.world, self.how)
 
     def weights(self, part: Part) -> Values:
-        """Weights where they are used: kept there, or (ZeRO 3) gathered from their shards."""
-        if self.how.zero < 3:
+        """Weights where they are used: kept there, or (ZeRO 3, SHARD_GRAD_OP) gathered from their shards."""
+        if self.how.zero < self.how.frozen_from:
             return {key[1]: self.used[key] for key in weights_of(part)}
         return {key[1]: self.gathered(part, weight, self.stored[key]) for key, weight in weights_of(part).items()}
 
     def gathered(self, part: Part, weight: Weight, stored: Array) -> Array:
-        path = state_path(part.program, weight, self.how.zero > 0)
+        path = state_path(part.program, weight, is_sharded(weight, self.how))
         whole = _travel(stored, path.stored, path.gather, part, "parameter", self.world, self.how)
         size = self.world.local(path.used)
         return whole[(slice(None), *(slice(0, extent) for extent in size))]
@@ -171,15 +178,15 @@ class _Ranks:
             self.sums[key] = self.sums[key] + grad if key in self.sums else grad
 
     def reduced(self, part: Part, weight: Weight) -> Array:
-        path = state_path(part.program, weight, self.how.zero > 0)
+        path = state_path(part.program, weight, is_sharded(weight, self.how))
         steps = path.last if self.how.zero >= 2 and self.how.reduce_each else path.reduce
         grad = self.sums[part.name, weight.name]
         return _travel(grad, path.gradient, steps, part, "gradient", self.world, self.how)
 
 
-def store(part: Part, weight: Weight, whole: Array, world: World, zero: int) -> Array:
+def store(part: Part, weight: Weight, whole: Array, world: World, how: Sharding) -> Array:
     """A whole tensor as the ranks store it under a ZeRO stage."""
-    path = state_path(part.program, weight, zero > 0)
+    path = state_path(part.program, weight, is_sharded(weight, how))
     stack = spread(whole, path.used, world.mesh)
     for step in path.shard:
         stack = transit(stack, path.used, step, world.mesh)

@@ -144,7 +144,8 @@ def shard_tensor(
     layout = layout_of(dims[tensor], mesh, placements)
     if layout.partial:
         raise PlacementError(f"{tensor}: a mark cannot be Partial; inference finds what is")
-    marks = {axis: str(Shard(dim)) for dim, axes in zip(layout.dims, layout.shards, strict=True) for axis in axes}
+    marks = dict.fromkeys(mesh.dim_names, str(Replicate()))
+    marks |= {axis: str(Shard(dim)) for dim, axes in zip(layout.dims, layout.shards, strict=True) for axis in axes}
     marked = replace(model, placements={**model.placements, tensor: marks})
     check_marks(marked, workload)
     return marked
@@ -164,9 +165,10 @@ def _tensors(parts: Sequence[Segment]) -> Iterator[tuple[str, Dims]]:
 
 
 def marks_of(model: Model) -> tuple[tuple[str, tuple[tuple[str, Axes], ...]], ...]:
-    """The model's marks as (tensor, ((dim, axes), …)) in the form that a Structure has."""
+    """The model's marks as (tensor, ((dim, axes), …)) in the form that a Structure has; dim '' = replicated."""
     return tuple(
-        (tensor, tuple((mark[len("Shard(") : -1], AXES[axis]) for axis, mark in marks.items() if mark.startswith("Shard(")))
+        (tensor, tuple((mark[len("Shard(") : -1] if mark.startswith("Shard(") else "", AXES[axis])
+                       for axis, mark in marks.items()))
         for tensor, marks in model.placements.items()
     )
 

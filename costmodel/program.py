@@ -8,7 +8,7 @@ copies of the forward nodes. No sizes are known here: program and prices meet in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from distplan.costmodel.graph import HIDDEN, TP_DIMS, Operator, Segment, Weight
@@ -38,7 +38,7 @@ class Structure:
     embedding_gradient: str = "sharded"
     """sharded as the table | whole on every tp rank"""
     placements: tuple[tuple[str, tuple[tuple[str, Axes], ...]], ...] = ()
-    """tensor name -> dim -> axes, where the user says something else than the default"""
+    """tensor name -> ((dim or '' for replicated, axes), …), where the user says something else than the default"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +102,18 @@ def residual_placement(sp: bool) -> dict[str, Axes]:
 
 def weight_layout(weight: Weight, structure: Structure) -> Layout:
     """Where a weight is used: its dims in TP_DIMS on tp, or what the user says."""
-    said = dict(structure.placements).get(weight.name)
-    return placed(weight.dims, dict(said) if said is not None else dict(TP_DIMS))
+    return marked(placed(weight.dims, TP_DIMS), dict(structure.placements).get(weight.name, ()))
+
+
+def marked(layout: Layout, marks: Iterable[tuple[str, Axes]]) -> Layout:
+    """The layout with the axes that the user placed where he said ('' = replicated); the others stay."""
+    for dim, axes in marks:
+        shards = [tuple(axis for axis in held if axis not in axes) for held in layout.shards]
+        if dim:
+            at = layout.dims.index(dim)
+            shards[at] = (*shards[at], *axes)
+        layout = Layout(layout.dims, tuple(shards), layout.partial)
+    return layout
 
 
 def stored_layout(layout: Layout) -> Layout:
@@ -248,7 +258,7 @@ def _forward(segment: Segment, tape: _Tape) -> None:
             # heads go back to tokens (Ulysses), a norm over all heads to shards
             target = operands[0].whole().renamed(op.result)
         if op.output in said:
-            target = placed(op.result, dict(said[op.output]))
+            target = marked(target or inference.output.whole(), said[op.output])
         if target is not None:
             tape.current[op.output] = tape.move(op.output, target, "forward", behind=(op.name,))
 
@@ -261,6 +271,7 @@ class _Backward:
         self.saved: dict[str, None] = {}
         self.contributions: dict[str, list[str]] = {}
         self.gradients: dict[str, str] = {}
+        self.live: set[str] = set()
 
     def contribute(self, value: str, gradient: str) -> None:
         self.contributions.setdefault(self.tape.root[value], []).append(gradient)
@@ -404,6 +415,8 @@ class _Backward:
         if node.kind == "cross_entropy":
             self.cross_entropy(node)
             return
+        if not self.asks(node):
+            return
         ring = tape.structure.cp_kind == "ring" and self.feeds_attention(value)
         dy = self.gradient_of(value, node.kind in ("einsum", "bias", "rope", "concat"), ring)
         if dy is None:
@@ -423,7 +436,7 @@ class _Backward:
         elif node.kind in ("activation", "glu", "mul", "scale", "weighted_glu", "gated_norm", "conv", "route", "scan"):
             self.pointwise(node, dy, node.inputs, node.inputs)
         elif node.kind in ("dispatch", "dispatch_weights", "combine"):
-            self.pointwise(node, dy, (), node.inputs[:1])
+            self.pointwise(node, dy, node.inputs[-1:], node.inputs[:1])  # which slots: the routes are kept
         elif node.kind == "softmax":
             self.pointwise(node, dy, node.outputs, node.inputs)
         elif node.kind == "dropout":
@@ -435,6 +448,16 @@ class _Backward:
         else:
             raise SpmdError(f"operator kind '{node.kind}' ({node.name}) has no gradient")
 
+    def asks(self, node: Node) -> bool:
+        """Whether anything trained, or the segment before, lies behind the node."""
+        tape = self.tape
+        if not self.live:
+            self.live = {"x"} | {weight.name for weight in tape.weights.values() if weight.trained}
+            for each in tape.nodes:
+                if self.live.intersection(each.inputs):
+                    self.live.update(each.outputs)
+        return bool(self.live.intersection(node.outputs))
+
     def feeds_attention(self, value: str) -> bool:
         root = self.tape.root
         return any(n.kind == "attention_grad" and value in (root[i] for i in n.inputs[2:4]) for n in self.tape.nodes)
@@ -443,7 +466,7 @@ class _Backward:
         """dK and dV are sums over the queries, so they are Partial on what shards the queries' tokens."""
         tape = self.tape
         q, k, v = node.inputs[:3]
-        kept = tuple(self.keep(x) for x in (q, k, v, *node.outputs))
+        kept = tuple(self.keep(x) for x in (q, k, v, *node.outputs, *node.inputs[3:]))
         dy = tape.move(dy, tape.values[node.outputs[0]].layout, "backward")
         spent = tuple(node.letters["seq"]) + tuple(node.letters["group"])
         outputs = []

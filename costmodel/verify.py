@@ -18,7 +18,25 @@ from distplan.costmodel.interpret_kernels import InterpretError
 from distplan.costmodel.interpret_mesh import Array, Ints, spread
 from distplan.costmodel.interpret_reference import Alone
 from distplan.costmodel.interpret_small import Small, shrink
-from distplan.costmodel.interpret_step import Outcome, Part, Sharding, sharded_step, single_step, store, trained_of
+from distplan.costmodel.interpret_step import (
+    Outcome,
+    Part,
+    Sharding,
+    is_sharded,
+    sharded_step,
+    single_step,
+    store,
+    trained_of,
+)
+    Outcome,
+    Part,
+    Sharding,
+    is_sharded,
+    sharded_step,
+    single_step,
+    store,
+    trained_of,
+)
 from distplan.costmodel.layout import Axes, Layout, placed
 from distplan.costmodel.model import Model, Workload
 from distplan.costmodel.operators import TOKENS
@@ -144,9 +162,9 @@ def _pairs(small: Small, right: Outcome, done: Outcome) -> Iterator[Pair]:
     for part in small.parts:
         for key, weight in trained_of(part).items():
             title = f"{part.name}: {weight.name}"
-            stored = store(part, weight, right.gradients[key], small.world, small.how.zero)
+            stored = store(part, weight, right.gradients[key], small.world, small.how)
             yield "gradient", title, done.gradients[key], stored
-            used = state_path(part.program, weight, small.how.zero > 0).used
+            used = state_path(part.program, weight, is_sharded(weight, small.how)).used
             yield "weight", title, done.weights[key], spread(right.weights[key], used, mesh)
 
 
@@ -197,7 +215,7 @@ def _collectives(small: Small) -> list[Collective]:
 def _state_collectives(program: SegmentProgram, how: Sharding) -> list[Collective]:
     groups: dict[tuple[str, str, Axes], int] = {}
     for weight in program.segment.weights:
-        path = state_path(program, weight, how.zero > 0)
+        path = state_path(program, weight, is_sharded(weight, how))
         for role, steps in (("gradient", path.reduce), ("parameter", path.gather)):
             for step in steps:
                 if step.kind != "slice":

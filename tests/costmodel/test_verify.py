@@ -27,6 +27,7 @@ from distplan.hardware.cluster import load_cluster
 PLAIN: dict[str, Any] = {}
 UNFUSED = {"attention": "unfused", "loss": "fp32_logits", "optimizer": "sgd"}
 FUSED_LOSS = {"loss": "fused"}
+ADAPTERS = {"lora_rank": 8}
 
 CASES: dict[str, tuple[str, str, dict[str, Any], Strategy]] = {
     "one device": ("llama-3.1-8b", "megatron", PLAIN, Strategy()),
@@ -77,6 +78,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Strategy]] = {
     "sinks, biased experts, ulysses": (
         "gpt-oss-20b", "any", PLAIN, Strategy(dp_shard=2, cp=2, tp=2, sp=True, cp_kind="ulysses", ep=4, zero=3)),
     "chunked attention": ("llama-4-scout", "megatron", PLAIN, Strategy(dp_shard=2, tp=2, sp=True, ep=2)),
+    "adapters": ("llama-3.1-8b", "megatron", ADAPTERS, Strategy(tp=2, sp=True, dp_shard=2)),
+    "adapters, zero 3": ("llama-3.1-8b", "torchtitan", ADAPTERS, Strategy(tp=2, dp_shard=2, zero=3, recompute="full")),
+    "parameters sharded from zero 2": ("llama-3.1-8b", "fsdp1", PLAIN, Strategy(dp_shard=4, zero=2)),
     "64 ranks": (
         "llama-3.1-8b", "any", PLAIN,
         Strategy(dp_replicate=2, dp_shard=2, tp=4, sp=True, cp=2, cp_kind="ring", pp=2, zero=3),
@@ -107,6 +111,37 @@ def test_all_collectives_on_axes_above_one_are_tried() -> None:
     for each in found.collectives:
         sent = any(found.degrees.get(axis, 1) > 1 for axis in each.axes)
         assert (each.needed is not None) == sent, each
+
+
+@pytest.mark.parametrize(
+    "placements",
+    [
+        {"layer.mlp.up.weight": {"tp": "Shard(hidden)"}},
+        {"layer.mlp.up.weight": {"tp": "Replicate"}, "layer.mlp.gate.weight": {"tp": "Replicate"}},
+        {"layer.mlp.down.weight": {"tp": "Shard(hidden)"}},
+        {"layer.attention.out.weight": {"tp": "Shard(hidden)"}},
+        {"embedding.word.weight": {"tp": "Shard(hidden)"}, "head.output.weight": {"tp": "Shard(hidden)"}},
+        {"layer.attention.core": {"tp": "Replicate"}},
+        {"layer.mlp.act": {"dp": "Shard(batch)"}},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("sp", [False, True])
+def test_marks_of_the_user_are_completed_to_an_equivalent_program(placements: Any, sp: bool) -> None:
+    file = load_model("llama-3.1-8b")
+    job = workload(file.model, file.workload, gpus=64)
+    model = replace(file.model, placements=placements)
+    strategy = Strategy(tp=2, sp=sp, cp=2, cp_kind="ring", dp_shard=2)
+    assert verify(model, job, load_runtime("megatron"), strategy, removals=False).equal
+
+
+def test_a_mark_on_one_axis_leaves_the_others_where_they_are() -> None:
+    file = load_model("llama-3.1-8b")
+    job = workload(file.model, file.workload, gpus=64)
+    model = replace(file.model, placements={"layer.attention.core": {"tp": "Replicate"}})
+    eng = tables.engine(model, job, load_cluster("dgx-h100"), load_runtime("megatron"))
+    layer = programs_of(eng, Strategy(tp=2, dp_shard=2))[1]
+    moved = [n for n in layer.nodes if n.phase == "forward" and n.name.startswith("layer.attention.core@")]
+    assert {axis for n in moved for axis in n.axes} == {"tp_kv", "tp_rep"}
 
 
 @pytest.mark.parametrize("seed", [1, 2])
