@@ -28,15 +28,6 @@ from distplan.costmodel.interpret_step import (
     store,
     trained_of,
 )
-    Outcome,
-    Part,
-    Sharding,
-    is_sharded,
-    sharded_step,
-    single_step,
-    store,
-    trained_of,
-)
 from distplan.costmodel.layout import Axes, Layout, placed
 from distplan.costmodel.model import Model, Workload
 from distplan.costmodel.operators import TOKENS
