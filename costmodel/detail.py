@@ -7,15 +7,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from distplan.costmodel.combine import StateTables, state_tables
 from distplan.costmodel.layout import join_axes
 from distplan.costmodel.local_costs import LocalCosts
 from distplan.costmodel.lower import PHASES, lower
-from distplan.costmodel.model import DTYPE_BYTES
 from distplan.costmodel.stage_costs import layers_only
 from distplan.costmodel.stages import Run, split
-from distplan.costmodel.state import Movement, gathers, in_root_unit, lower_state, on_tp, state_costs
-from distplan.costmodel.step_time import TIME_PARTS, GroupCosts, tied_gradients, weight_content
+from distplan.costmodel.state import (
+    Movement,
+    StateCosts,
+    gathers,
+    in_root_unit,
+    lower_state,
+    on_tp,
+    state_costs,
+    tied_gradients,
+)
+from distplan.costmodel.step_time import TIME_PARTS, GroupCosts, weight_content
 from distplan.costmodel.strategy import Floats, Strategies, Strategy
 from distplan.costmodel.tables import LOCAL_KEY, Engine
 from distplan.hardware.collectives import price
@@ -86,7 +93,6 @@ def _of_row(eng: Engine, ledger: _Ledger, row: int, strategy: Strategy, gpus: fl
     local = eng.local_costs(lower(eng.program(structure), eng.workload), columns, strategy.cp_kind)
     _local(ledger, row, local, run, m, share)
     _state(eng, ledger, row, strategy, columns, run, m, float(costs.time[TIME_PARTS.index("exposed dp"), row]))
-    _whole_job(eng, ledger, row, strategy, gpus, state_tables(eng, Strategies.of([strategy]), np.array([gpus])))
     _boundary(eng, ledger, row, strategy, local, critical, m, gpus)
 
 
@@ -107,7 +113,9 @@ def _state(
 ) -> None:
     programs = eng.program(eng.structure(str(strategy.sp).lower(), "all_gather", "none"))
     lowered = lower_state(programs, strategy.zero, eng.workload, eng.runtime.state)
-    costs = state_costs(lowered, *eng.symbols(columns, False), eng.cluster)
+    symbols, strides = eng.symbols(columns, False)
+    costs = state_costs(lowered, symbols, strides, eng.cluster)
+    _tied(eng, ledger, row, symbols, costs)
     content = weight_content(run.content, strategy.pp)
     calls = []
     for cost in costs.movements:
@@ -126,15 +134,13 @@ def _state(
         }, 0.0 if joined else float(movement.calls))
 
 
-def _whole_job(eng: Engine, ledger: _Ledger, row: int, strategy: Strategy, gpus: float, state: StateTables) -> None:
-    """What is once a step and not of one segment: the tied embedding's gradients."""
-    one = np.array([gpus])
-    if strategy.pp > 1 and any(segment.shares for segment in eng.segments):
-        cost = tied_gradients(eng, state, one, strategy.pp)
-        payload = float(state.tables["used"][-1, 0]) * DTYPE_BYTES[eng.workload.precision.gradients]
-        seconds = float(cost.seconds[0])
+def _tied(eng: Engine, ledger: _Ledger, row: int, symbols: Mapping[str, Floats], costs: StateCosts) -> None:
+    """The tied embedding's gradients, once a step."""
+    payload, cost = tied_gradients(costs.used_elements[-1], symbols, eng.cluster, eng.workload)
+    seconds = float(cost.seconds[0])
+    if seconds:
         ledger.add(row, ("tied embedding gradients", "pp", "all_reduce", "backward"), 1.0, {
-            "payload_bytes": payload, "wire_bytes": float(cost.wire_bytes[0]), "seconds": seconds,
+            "payload_bytes": float(payload[0]), "wire_bytes": float(cost.wire_bytes[0]), "seconds": seconds,
             "exposed_seconds": seconds,
         })
 

@@ -21,7 +21,8 @@ from distplan.costmodel.sizes import PaddedSize, Size, SizeTable, layout_size, s
 from distplan.costmodel.state_path import StatePath, state_path
 from distplan.costmodel.strategy import Floats
 from distplan.hardware.cluster import Cluster
-from distplan.hardware.collectives import price
+from distplan.hardware.collectives import CollectiveCost, price
+from distplan.hardware.groups import group_span
 
 Terms = tuple[tuple[int, float], ...]
 
@@ -235,3 +236,22 @@ def state_costs(
         movements=tuple(costs),
     )
 
+
+
+def tied_gradients(
+    used_elements: Floats, symbols: Mapping[str, Floats], cluster: Cluster, workload: Workload
+) -> tuple[Floats, CollectiveCost]:
+    """(bytes given, cost) of the all-reduce that keeps the two copies of a tied embedding equal, between first and
+    last stage; `used_elements` are those of the copy."""
+    gpus, pp = symbols["gpus"], symbols["pp"]
+    payload = np.where(pp > 1.0, used_elements * DTYPE_BYTES[workload.precision.gradients], 0.0)
+    pair = group_span([(np.full_like(gpus, 2.0), np.maximum(1.0, (pp - 1.0) * (gpus / pp)))], cluster, gpus)
+    return payload, price("all_reduce", payload, pair, cluster)
+
+
+def clip_seconds(gpus: Floats, cluster: Cluster, workload: Workload) -> Floats:
+    """The all-reduce of the squared norm of all gradients, one fp32 number over all ranks."""
+    if not workload.clip_grad:
+        return np.zeros_like(gpus)
+    everyone = group_span([(gpus, np.ones_like(gpus))], cluster, gpus)
+    return price("all_reduce", np.full_like(gpus, 4.0), everyone, cluster).seconds

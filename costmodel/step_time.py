@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from distplan.costmodel import fitted
 from distplan.costmodel.combine import LocalTables, StateTables
 from distplan.costmodel.lower import PHASES
-from distplan.costmodel.model import DTYPE_BYTES
 from distplan.costmodel.pipeline import PipelineTime, pipeline_time
 from distplan.costmodel.stage_costs import (
     MEMORY_PARTS,
@@ -33,8 +32,6 @@ from distplan.costmodel.stages import Run, Split, split
 from distplan.costmodel.state import gathers
 from distplan.costmodel.strategy import Floats, Strategies
 from distplan.costmodel.tables import Engine, distinct
-from distplan.hardware.collectives import CollectiveCost, price
-from distplan.hardware.groups import group_span
 from distplan.hardware.rates import memory_seconds, pcie_seconds
 
 TIME_PARTS = (
@@ -286,8 +283,10 @@ def _boundary_seconds(eng: Engine, payload: Floats, gpus: Floats, pp: int) -> Fl
     """One boundary activation to the next stage, gpus/pp ranks away."""
     if pp == 1:
         return np.zeros_like(payload)
-    neighbour = group_span([(np.full_like(gpus, float(pp)), gpus / pp)], eng.cluster, gpus)
-    return price("send_recv", payload, neighbour, eng.cluster).seconds
+    first, index = distinct(payload, gpus)
+    columns = {"bytes": payload[first], "gpus": gpus[first], "pp": np.full(len(first), float(pp))}
+    places = eng.boundaries.find(columns)
+    return eng.boundaries.arrays["seconds"][places][index]
 
 
 def _critical_parts(
@@ -344,10 +343,8 @@ def _step_end(
         optimizer = np.maximum(optimizer, optimizer_seconds(eng, states[number])[state.index])
         before_f = before_f + run.count * (stage_f[number] + p2p)
         before_b = before_b + run.count * (stage_b[number] + p2p)
-    exposed = exposed_reduce + exposed_gather
-    if pp > 1:
-        exposed = exposed + tied_gradients(eng, state, state.gpus, pp).seconds[state.index]
-    return exposed, optimizer + clip_seconds(eng, state.gpus)[state.index]
+    exposed = (exposed_reduce + exposed_gather) + state.tables["tied"][state.index]
+    return exposed, optimizer + state.tables["clip"][state.index]
 
 
 def moved_once(eng: Engine, state: StateTables, content: tuple[int, ...], pp: int) -> tuple[Floats, Floats]:
@@ -359,21 +356,6 @@ def moved_once(eng: Engine, state: StateTables, content: tuple[int, ...], pp: in
         reduce = np.where(state.zero >= 2.0, run_sum(content, state.tables["replicate"]), reduce)
     gather = run_sum(content, state.tables["gather"])
     return reduce, np.where(gathers(state.zero, eng.runtime.state, 2)[0][0] > 0.0, 0.0, gather)
-
-
-def tied_gradients(eng: Engine, state: StateTables, gpus: Floats, pp: int) -> CollectiveCost:
-    """The all-reduce that keeps the two copies of a tied embedding equal, between first and last stage."""
-    pair = group_span([(np.full_like(gpus, 2.0), (pp - 1.0) * (gpus / pp))], eng.cluster, gpus)
-    payload = state.tables["used"][-1] * DTYPE_BYTES[eng.workload.precision.gradients]
-    return price("all_reduce", payload, pair, eng.cluster)
-
-
-def clip_seconds(eng: Engine, gpus: Floats) -> Floats:
-    """The all-reduce of the squared norm of all gradients, one fp32 number over all ranks."""
-    if not eng.workload.clip_grad:
-        return np.zeros_like(gpus)
-    everyone = group_span([(gpus, np.ones_like(gpus))], eng.cluster, gpus)
-    return price("all_reduce", np.full_like(gpus, 4.0), everyone, eng.cluster).seconds
 
 
 def optimizer_seconds(eng: Engine, held: StateBytes) -> Floats:

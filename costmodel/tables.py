@@ -23,9 +23,11 @@ from distplan.costmodel.placements import check_marks, marks_of
 from distplan.costmodel.program import SegmentProgram, Structure, derive
 from distplan.costmodel.runtime import Runtime
 from distplan.costmodel.sizes import mesh_strides, mesh_symbols, padded_vocab
-from distplan.costmodel.state import StateCosts, lower_state, state_costs
+from distplan.costmodel.state import StateCosts, clip_seconds, lower_state, state_costs, tied_gradients
 from distplan.costmodel.strategy import Floats
 from distplan.hardware.cluster import Cluster
+from distplan.hardware.collectives import price
+from distplan.hardware.groups import group_span
 from distplan.hardware.rates import Rates, rates_for
 
 Ints = NDArray[np.int64]
@@ -103,7 +105,17 @@ class Engine:
     programs: dict[Structure, tuple[SegmentProgram, ...]] = field(default_factory=dict)
     local: dict[tuple[str, ...], Store] = field(default_factory=dict)
     state: dict[tuple[str, ...], Store] = field(default_factory=dict)
+    boundaries: Store = field(init=False)
+    """seconds to send (bytes) to the next of pp stages of a job of so many gpus"""
     flops: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        def compute(columns: Mapping[str, Floats]) -> Mapping[str, Floats]:
+            gpus, pp = columns["gpus"], columns["pp"]
+            stages = group_span([(pp, gpus / pp)], self.cluster, gpus)
+            return {"seconds": price("send_recv", columns["bytes"], stages, self.cluster).seconds}
+
+        self.boundaries = Store(compute)
 
     @property
     def like(self) -> tuple[str, str, str]:
@@ -184,7 +196,11 @@ class Engine:
             lowered = lower_state(programs, int(zero), self.workload, self.runtime.state)
 
             def compute(columns: Mapping[str, Floats]) -> Mapping[str, Floats]:
-                return _state_arrays(state_costs(lowered, *self.symbols(columns, False), self.cluster))
+                symbols, strides = self.symbols(columns, False)
+                costs = state_costs(lowered, symbols, strides, self.cluster)
+                tied = tied_gradients(costs.used_elements[-1], symbols, self.cluster, self.workload)[1].seconds
+                clip = clip_seconds(symbols["gpus"], self.cluster, self.workload)
+                return {**_state_arrays(costs), "tied": tied, "clip": clip}
 
             self.state[key] = Store(compute)
         return self.state[key]
