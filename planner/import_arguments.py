@@ -6,7 +6,6 @@ Nothing is executed. A variable is replaced where the file itself assigns it a p
 from __future__ import annotations
 
 import re
-import shlex
 import tomllib
 from collections.abc import Iterator
 from typing import Any
@@ -57,31 +56,49 @@ def read_arguments(file: str, text: str) -> Document:
 
 
 def _words(file: str, text: str) -> Iterator[tuple[str, int]]:
-    """Words of a shell, and the line that each begins in."""
-    # a bracket opens or closes an array of words; quoted, it belongs to a value
-    lexer = shlex.shlex(text.replace("\\\r\n", " \n").replace("\\\n", " \n"), posix=True)
-    lexer.whitespace_split = True
-    lexer.commenters = "#"
-    count = 0
-    while True:
-        line = lexer.lineno
-        try:
-            word = lexer.get_token()
-        except ValueError as error:
-            raise DocumentError(f"cannot be split into words: {str(error).lower()}", file=file, line=line) from None
-        if word is None:
-            return
-        count += 1
-        if count > MAX_WORDS:
+    """Words of a shell, and the line that each begins in; brackets of an array are words of their own."""
+    for count, (word, line) in enumerate(_split(file, text)):
+        if count >= MAX_WORDS:
             raise DocumentError(f"holds more than {MAX_WORDS:,} words", file=file, line=line)
-        # the lexer has read one character too far where the word ended with its line
-        at = max(1, lexer.lineno - (text.count("\n") >= lexer.lineno and lexer.lineno > line))
         if re.fullmatch(r"[A-Za-z_]\w*\+?=\(", word):
-            yield "(", at
+            yield "(", line
         elif word.endswith(")") and word.startswith("--"):
-            yield from ((word.rstrip(")"), at), (")", at))
+            yield from ((word.rstrip(")"), line), (")", line))
         else:
-            yield word, at
+            yield word, line
+
+
+_TOKEN = re.compile(
+    r"(?P<space>\s+|\\\r?\n)|(?P<comment>\#[^\n]*)|(?P<double>\"(?:[^\"\\]|\\.)*\")|(?P<single>'[^']*')"
+    r"|(?P<open>[\"'])|(?P<escaped>\\.?)|(?P<plain>[^\s\"'\\]+)",
+    re.DOTALL,
+)
+
+
+def _split(file: str, text: str) -> Iterator[tuple[str, int]]:
+    """Words by the quoting rules of POSIX shells; # begins a comment only where a word would begin."""
+    word: str | None = None
+    line = start = 1
+    at = 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        assert match is not None, "every character is in one of the classes"
+        kind, token = match.lastgroup, match[0]
+        if kind == "comment" and word is not None:
+            kind, token = "plain", re.match(r"[^\s\"'\\]+", token)[0]  # type: ignore[index]
+        if kind == "open":
+            raise DocumentError("cannot be split into words: a quotation is never closed", file=file, line=line)
+        if kind == "space" and word is not None:
+            yield word, start
+            word = None
+        elif kind not in ("space", "comment"):
+            start = line if word is None else start
+            inside = re.sub(r"\\([\"\\$`\n])", r"\1", token[1:-1]) if kind == "double" else token
+            word = (word or "") + (token[1:-1] if kind == "single" else token[1:] if kind == "escaped" else inside)
+        line += token.count("\n")
+        at += len(token)
+    if word is not None:
+        yield word, start
 
 
 def _replaced(word: str, variables: dict[str, str]) -> str:
