@@ -55,8 +55,6 @@ def case_of(row: Row) -> Case:
     framework = first_match("frameworks", row, keys=("framework", "source"))
     if framework is None:
         raise LeftOut(f"framework '{row['framework']}' is not in the table")
-    if framework.get("schedule") == "zero_bubble" or "schedule ZB" in row["notes"]:
-        raise LeftOut("zero-bubble schedule: not among the strategies that are priced")
     filled: list[str] = []
     said = first_match("attention", {**row, "pattern": row["attention_impl"]}, keys=("pattern", "framework"))
     attention = said["is"] if said else framework.get("attention", "flash")
@@ -114,7 +112,7 @@ def _strategy(row: Row, framework: Mapping[str, Any], runtime: Runtime, filled: 
     strategy = Strategy(
         dp_replicate=dp // shard, dp_shard=shard, tp=tp, pp=pp, vpp=vpp if pp > 1 else 1, cp=cp, cp_kind=kind, ep=ep,
         etp=_integer(row, "etp"), sp=bool(sp) and tp > 1, zero=zero, micro_batch=_micro_batch(row, dp),
-        schedule="interleaved" if vpp > 1 and pp > 1 else "1f1b",
+        schedule=_schedule(row, framework, vpp if pp > 1 else 1),
         recompute="none" if recompute in ("least", "none") else recompute,
         recompute_layers=1_000_000 if recompute == "full" else 0,
     )
@@ -128,6 +126,16 @@ def _vpp(row: Row, framework: Mapping[str, Any], pp: int, filled: list[str]) -> 
     filled.append("vpp")
     layers = _integer(row, "num_layers")
     return layers // pp if framework.get("vpp") == "layers" and layers % pp == 0 else 1
+
+
+def _schedule(row: Row, framework: Mapping[str, Any], vpp: int) -> str:
+    """A schedule that the notes name, else 1F1B or its interleaved form."""
+    named = re.search(r"schedule (ZB-\w+)", row["notes"])
+    if named is None:
+        return "interleaved" if vpp > 1 else "1f1b"
+    if named[1] not in framework.get("schedules", {}):
+        raise LeftOut(f"schedule {named[1]}: not among those that are priced")
+    return str(framework["schedules"][named[1]])
 
 
 def _ring(runtime: Runtime) -> str:

@@ -116,7 +116,7 @@ def _fit_shapes(table: Table, accelerators: Mapping[str, Accelerator]) -> tuple[
 def _training_layouts(
     table: Table, accelerators: Mapping[str, Accelerator], tree: Tree, shapes: Mapping[Any, Shape]
 ) -> list[str]:
-    """Bytes of accumulating weight gradients, latency of a group; B200 there ran at its power limit: `sustained`."""
+    """Bytes of accumulating weight gradients, latency of a group; that B200 ran below its power: `power_limited`."""
     lines = ["", "Matrix products: training layouts (NT adds into fp32), grouped by experts"]
     for family, name in TRAINING_LAYOUTS.items():
         rows = table.select(name, "bf16", "training-layouts", "training-layouts-grouped")
@@ -128,7 +128,7 @@ def _training_layouts(
         tree["families"][family]["group_latency"] = _value(group, grouped)
         own = tree["accelerators"][name]["gemm"]["bf16"]["value"]
         if "training-layouts" not in TABLE_OF.get(name, ()):
-            tree["accelerators"][name]["sustained"] = _value(value / own, rows)
+            tree["accelerators"][name]["power_limited"] = _value(value / own, rows)
         times = predicted("bf16", gemm_rates(one, "bf16", value, shape), part)
         masks = {
             "plain, large": (part.groups == 1) & ~part.accumulate & part.large,
