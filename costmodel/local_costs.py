@@ -161,8 +161,10 @@ def _attentions(
 ) -> None:
     """Flash attention; `kernel_time` is that of the runtime's kernel over that of the best one.
 
-    A window w of s tokens executes w/s·(2 − w/s) of the causal half; a ring's kernels see 1/cp of the tokens at
-    a time, in balanced halves, so that each rank executes the same share.
+    A window w of s tokens executes w/s·(2 − w/s) of the causal half. Under cp a rank holds two of 2·cp pieces of the
+    sequence, an early and a late one, so that each executes the same share; kernels are as long as a piece. A ring
+    runs one per rank; every further one reads its output and adds it to the running one (Ring Attention, arXiv
+    2310.01889, section 3; Transformer Engine's out correction), in backward the gradients.
     """
     for at, work in enumerate(works):
         if work.category != 1:
@@ -171,11 +173,16 @@ def _attentions(
         q_len, kv_len, head_dim, v_head_dim, lines = (table[number] for number in numbers)
         backward = work.kind == "attention_grad"
         square = 2.0 * lines * q_len * kv_len * (head_dim + v_head_dim)
-        length = np.minimum(q_len, kv_len) * work.length
+        length = np.where(q_len < kv_len, 0.5 * q_len, kv_len) * work.length
         priced = square * work.share
         seconds[at] = attention_seconds(
             rates, priced, head_dim, length, length, causal, backward, work.dtype
         ) * (kernel_time / rates.sustained)
+        if work.ring:
+            steps = kv_len / q_len - 1.0
+            merged = (lines * q_len) * (head_dim + v_head_dim if backward else v_head_dim)
+            latency = (rates.attention_backward if backward else rates.attention_forward).latency
+            seconds[at] += memory_seconds(rates, steps * (merged * 3.0 * 2.0), steps) + steps * latency
         full[at] = square * (2.0 if backward else 1.0)
         executed = square * (work.share * 0.5 if causal else work.share)
         kernel[at] = executed * (BACKWARD_OVER_FORWARD if backward else 1.0)

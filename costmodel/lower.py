@@ -46,6 +46,8 @@ class Work:
     """attention: scores executed over the whole square (before causality halves them)"""
     length: float = 1.0
     """attention: how much of the sequence a kernel sees at once"""
+    ring: bool = False
+    """attention: one kernel per rank of cp, on the K and V that have just arrived"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +155,7 @@ def _works(
             segment=segment, phase=phase, category=1, name=node.name, dtype=precision.compute, kind=node.kind,
             m=letters("seq"), n=letters("kv_seq"), k=letters("head_dim"), groups=letters("v_head_dim"),
             batch=letters(*shape), share=_share(node, workload), length=_length(node, workload),
+            ring=program.structure.cp_kind == "ring",
         )]
     if node.kind in ("scan", "scan_grad"):
         return _scan(segment, phase, node, sizes, table, precision)
