@@ -10,7 +10,7 @@ from distplan.costmodel.model import Model, Workload
 from distplan.costmodel.runtime import Runtime
 from distplan.costmodel.simulate import StageCosts
 from distplan.costmodel.simulate_repeat import simulate_step
-from distplan.costmodel.stages import split
+from distplan.costmodel.stages import Split, split
 from distplan.costmodel.step_time import StageLoad, stage_load
 from distplan.costmodel.strategy import Strategies, Strategy
 from distplan.costmodel.tables import engine
@@ -18,13 +18,17 @@ from distplan.hardware.cluster import Cluster
 
 
 def load_of(
-    model: Model, workload: Workload, cluster: Cluster, runtime: Runtime, strategy: Strategy, recompute_layers: float
+    model: Model, workload: Workload, cluster: Cluster, runtime: Runtime, strategy: Strategy, recompute_layers: float,
+    cut: Split | None = None,
 ) -> StageLoad:
-    """Seconds of every stage and chunk of one strategy: what the closed form gets, columns of length 1."""
+    """Seconds of every stage and chunk of one strategy: what the closed form gets, columns of length 1. `cut`: the
+    split of the layers, the runtime's default if None."""
     rows = Strategies.of([strategy])
     eng = engine(model, workload, cluster, runtime)
     gpus = np.array([float(strategy.gpus)])
-    cut = split(eng.pattern, len(eng.segments), strategy.pp, strategy.vpp, model.mtp_layers, strategy.schedule == "zb_v")
+    if cut is None:
+        v_shaped = strategy.schedule == "zb_v"
+        cut = split(eng.pattern, len(eng.segments), strategy.pp, strategy.vpp, model.mtp_layers, v_shaped)
     local, state = local_tables(eng, rows, gpus), state_tables(eng, rows, gpus)
     layers = np.array([recompute_layers])
     return stage_load(eng, local, state, local.index, state.index, gpus, layers, cut, strategy.pp, strategy.vpp, strategy.schedule)

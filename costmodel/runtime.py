@@ -31,6 +31,7 @@ RULE_VARIANTS: Mapping[str, tuple[str, ...]] = {
     "moe_sp": ("required", "optional"),
     "ep_at_least_tp": ("true", "false"),
     "offload_with_pp": ("refuse", "allow"),
+    "uneven_stages": ("none", "layers", "layers_and_recompute"),
 }
 """Rule -> its variants, strict to loose (`rounds` and `at_least_stages` are not ordered; `any` covers both).
 
@@ -38,12 +39,14 @@ kv_heads: key/value heads that tp does not divide are refused, or held once per 
     (gathered after the projection, or replicated); the larger must be a multiple of the smaller.
 vocab: must divide by tp; is padded by the model's vocab_pad_multiple (1: not padded); may be uneven.
 layers, chunks: layers over pp stages, and over pp·vpp chunks where vpp > 1. even_counted: even, or even
-    with the embedding, or the loss, or both counted as a layer. layers_per_stage: two chunks a stage, or
+    with the embedding, or the loss, or both counted as a layer, or these and the multi-token-prediction
+    modules. layers_per_stage: two chunks a stage, or
     ceil((layers [+1, +2]) / n) = pp·vpp for a whole n.
 f_then_b, micro_batches (1F1B), interleaved: micro-batches m against p stages. divide: m % p = 0;
     rounds: m % max(1, m // p) = 0.
 cp_sequence: the sequence divides by 2·cp (balanced halves) or by cp (always cp for ulysses if loose).
 ulysses_kv: heads must divide by tp·cp; key/value heads too, or they are replicated.
+uneven_stages: what a user may choose by hand for each stage beside the default split (costmodel/balance.py).
 zero_with_pp: ZeRO stages above 1 with pipeline stages. hsdp: dp_replicate > 1 with ZeRO stages.
 """
 

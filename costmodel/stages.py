@@ -8,7 +8,7 @@ costs are computed once per run and not once per stage.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 Content = tuple[int, ...]
@@ -21,6 +21,8 @@ class Run:
     content: Content
     first: int
     count: int
+    recompute: int | None = None
+    """layers of each stage that are recomputed; None: what the strategy says"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +31,16 @@ class Split:
     chunks: tuple[Run, ...]
 
 
-def chunk_layers(layers: int, chunks: int) -> tuple[int, ...]:
+def chunk_layers(layers: int, chunks: int, mtp_layers: int = 0) -> tuple[int, ...]:
     """Layers of each chunk: equal; where they do not divide, embedding or loss (or both) counts as one.
 
-    Megatron-LM's account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split. What
-    still does not divide leaves its remainder on the chunks in the middle, which hold nothing else.
+    Megatron-LM's account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split; then with the
+    multi-token-prediction modules counted too, as layouts of DeepSeek-V3 are written (custom_pipeline_layout,
+    Megatron Core docs: 61 + 1 and both ends are 64). What still does not divide leaves its remainder on the
+    chunks in the middle, which hold nothing else.
     """
-    for first, last in ((0, 0), (0, 1), (1, 0), (1, 1)):
+    ends = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for first, last in ends + [(first, last + mtp_layers) for first, last in ends if mtp_layers]:
         if (layers + first + last) % chunks == 0 and (layers + first + last) // chunks >= max(first, last):
             each = (layers + first + last) // chunks
             sizes = [each] * chunks
@@ -57,7 +62,16 @@ def split(
     """The default split of layers whose segment numbers are `pattern` (segment 0 is the embedding, the
     last one the head) into pp stages of vpp chunks. Multi-token-prediction modules (the segment before the
     head) stand with the head, which they use once more each (Megatron-LM, multi_token_prediction.py). `v_shaped`: stage s holds chunks s and 2·pp−1−s."""
-    sizes = chunk_layers(len(pattern), pp * vpp)
+    sizes = chunk_layers(len(pattern), pp * vpp, mtp_layers)
+    return split_of(pattern, num_segments, sizes, pp, vpp, mtp_layers, v_shaped)
+
+
+def split_of(
+    pattern: Sequence[int], num_segments: int, sizes: Sequence[int], pp: int, vpp: int, mtp_layers: int = 0,
+    v_shaped: bool = False, recompute: Sequence[int] = (),
+) -> Split:
+    """The split with `sizes` layers in each chunk, and `recompute` layers of each stage repeated (empty: as the
+    strategy says)."""
     contents: list[Content] = []
     start = 0
     for at, size in enumerate(sizes):
@@ -75,7 +89,7 @@ def split(
         tuple(sum(contents[k][i] for k in chunks_of(s, pp, vpp, v_shaped)) for i in range(num_segments))
         for s in range(pp)
     ]
-    return Split(stages=_runs(stages), chunks=_runs(contents))
+    return Split(stages=_runs(stages, recompute), chunks=_runs(contents))
 
 
 def chunks_of(stage: int, pp: int, vpp: int, v_shaped: bool) -> tuple[int, ...]:
@@ -83,11 +97,12 @@ def chunks_of(stage: int, pp: int, vpp: int, v_shaped: bool) -> tuple[int, ...]:
     return (stage, 2 * pp - 1 - stage) if v_shaped else tuple(v * pp + stage for v in range(vpp))
 
 
-def _runs(contents: Sequence[Content]) -> tuple[Run, ...]:
+def _runs(contents: Sequence[Content], recompute: Sequence[int] = ()) -> tuple[Run, ...]:
     runs: list[Run] = []
     for at, content in enumerate(contents):
-        if runs and runs[-1].content == content:
-            runs[-1] = Run(content=content, first=runs[-1].first, count=runs[-1].count + 1)
+        again = recompute[at] if recompute else None
+        if runs and (runs[-1].content, runs[-1].recompute) == (content, again):
+            runs[-1] = replace(runs[-1], count=runs[-1].count + 1)
         else:
-            runs.append(Run(content=content, first=at, count=1))
+            runs.append(Run(content=content, first=at, count=1, recompute=again))
     return tuple(runs)

@@ -75,10 +75,11 @@ class GroupCosts:
 
 def group_costs(
     eng: Engine, rows: Strategies, gpus: Floats, local: LocalTables, state: StateTables, *, pp: int, vpp: int,
-    schedule: str, usable: float, global_batch: float, detail: bool,
+    schedule: str, usable: float, global_batch: float, detail: bool, cut: Split | None = None,
 ) -> GroupCosts:
-    """Costs of rows of one (pp, vpp, schedule)."""
-    cut = split(eng.pattern, len(eng.segments), pp, vpp, eng.model.mtp_layers, schedule == "zb_v")
+    """Costs of rows of one (pp, vpp, schedule); `cut`: the split of the layers, the runtime's default if None."""
+    if cut is None:
+        cut = split(eng.pattern, len(eng.segments), pp, vpp, eng.model.mtp_layers, schedule == "zb_v")
     dp = rows.degree("dp_replicate") * rows.degree("dp_shard")
     m = global_batch / (dp * rows.degree("micro_batch"))
     states = [
@@ -123,7 +124,8 @@ def _rows_of(columns: Any, index: NDArray[np.int64]) -> Any:
 
 def _share(layers: Floats, run: Run) -> Floats:
     held = sum(layers_only(run.content))
-    return np.minimum(layers, float(held)) / max(held, 1)
+    again = layers if run.recompute is None else np.full_like(layers, float(run.recompute))
+    return np.minimum(again, float(held)) / max(held, 1)
 
 
 def _recomputed(

@@ -72,6 +72,7 @@ def _facts(context: Context) -> Mapping[str, Any]:
         "global_batch": float(context.workload.global_batch),
         "seq_len": float(context.workload.seq_len),
         "layers": float(model.layers),
+        "mtp_layers": float(model.mtp_layers),
         "hidden": float(model.hidden),
         "vocab": float(model.vocab),
         "vocab_unit": float(model.vocab_pad_multiple),

@@ -112,19 +112,24 @@ def _vocab(values: Values, runtime: Runtime) -> Any:
 def _filled(values: Values, runtime: Runtime) -> Any:
     chunks = values["pp"] * values["vpp"]
     counted = runtime.rules["chunks"] != "even" or runtime.rules["layers"] == "even_counted"
-    return chunks > values["layers"] + (2.0 if counted else 0.0)
+    return chunks > values["layers"] + (2.0 + values["mtp_layers"] if counted else 0.0)
 
 
-def _even(chunks: Any, layers: float, counted: bool) -> Any:
-    even = _divides(chunks, layers)
-    return even | _divides(chunks, layers + 1.0) | _divides(chunks, layers + 2.0) if counted else even
+def _even(chunks: Any, values: Values, counted: bool) -> Any:
+    even = _divides(chunks, values["layers"])
+    if not counted:
+        return even
+    for extra in {0.0, values["mtp_layers"]}:
+        for ends in (0.0, 1.0, 2.0):
+            even = even | _divides(chunks, values["layers"] + (ends + extra))
+    return even
 
 
 def _layers(values: Values, runtime: Runtime) -> Any:
     variant = runtime.rules["layers"]
     if variant == "any":
         return _no(values)
-    return (values["vpp"] == 1) & ~_even(values["pp"], values["layers"], variant == "even_counted")
+    return (values["vpp"] == 1) & ~_even(values["pp"], values, variant == "even_counted")
 
 
 def per_stage_cut(chunks: Any, layers: float) -> Any:
@@ -140,7 +145,7 @@ def _chunks(values: Values, runtime: Runtime) -> Any:
     if variant == "layers_per_stage":
         legal = (values["vpp"] == 2) | per_stage_cut(chunks, values["layers"])
     else:
-        legal = _even(chunks, values["layers"], variant == "even_counted")
+        legal = _even(chunks, values, variant == "even_counted")
     return (values["vpp"] > 1) & ~legal
 
 

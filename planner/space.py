@@ -78,7 +78,7 @@ def _meshes(context: Context, bounds: Bounds) -> Columns:
     degrees = divisors(context.gpus)
     # beyond these a rule refuses every row: a rank without a head, a stage without a layer, no token
     most_tp = max(context.facts["heads"], default=MAX_TP_WITHOUT_HEADS)
-    most_pp = context.facts["layers"] + 2
+    most_pp = context.facts["layers"] + context.facts["mtp_layers"] + 2
     for pp in _allowed("pp", [d for d in degrees if d <= most_pp], bounds):
         for tp in _allowed("tp", [d for d in degrees if d <= most_tp], bounds):
             for cp in _allowed("cp", [d for d in degrees if d <= context.workload.seq_len], bounds):
