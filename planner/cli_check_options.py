@@ -64,3 +64,9 @@ SCHEMA: Mapping[str, tuple[Any, Any]] = {
     "quiet": flag("quiet", "Only the result.", "Output", "-q"),
     "verbose": flag("verbose", "Show the traceback of a fault of ours.", "Output", "-v"),
 }
+EXPLAIN: Mapping[str, tuple[Any, Any]] = {
+    "memory": flag("memory", "Only memory, term by term.", "Parts"),
+    "communication": flag("communication", "Only communication, collective by collective.", "Parts"),
+    "time": flag("time", "Only time, operator by operator.", "Parts"),
+    **shown("table, json, yaml or csv on stdout"),
+}

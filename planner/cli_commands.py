@@ -6,18 +6,22 @@ from typing import Annotated, Any
 
 import typer
 
-from distplan.planner.cli_check_options import CHECK, DIFF, SCHEMA
+from distplan.planner.cli_check_options import CHECK, DIFF, EXPLAIN, SCHEMA
 from distplan.planner.cli_options import takes
 
 StrategyFiles = Annotated[list[str], typer.Argument(help="Strategy files, as search writes them.", metavar="PLAN...")]
 Before = Annotated[str, typer.Argument(help="A strategy file.", metavar="A")]
 After = Annotated[str, typer.Argument(help="The strategy file to compare with it.", metavar="B")]
+What = Annotated[
+    str, typer.Argument(help="A rule's code (DP012), a strategy file, or a field (model.yaml:top_k).", metavar="WHAT")
+]
+OfPlan = Annotated[str | None, typer.Argument(help="With a code: the strategy file to apply it to.", metavar="[PLAN]")]
 Kind = Annotated[str, typer.Argument(help="model, strategy or hardware.", metavar="WHAT")]
 
 
 def register(app: typer.Typer, epilog: str) -> None:
     """Add every command of this module to `app`."""
-    for command in (check, diff, schema):
+    for command in (check, diff, explain, schema):
         app.command(epilog=epilog, no_args_is_help=True)(command)
 
 
@@ -35,6 +39,14 @@ def diff(a: Before, b: After, **options: Any) -> int:
     from distplan.planner.cli_check import run_diff
 
     return run_diff(a, b, options)
+
+
+@takes(EXPLAIN)
+def explain(what: What, plan: OfPlan = None, **options: Any) -> int:
+    """Explain a rule by its code, any number of a strategy file down to its source, or a field of a file."""
+    from distplan.planner.cli_explain import run_explain
+
+    return run_explain(what, plan, options)
 
 
 @takes(SCHEMA)

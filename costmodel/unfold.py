@@ -1,0 +1,215 @@
+"""An estimate taken apart again: every operator and collective behind its totals (unfold_memory.py: tensors).
+
+The prices are those of the estimate: the same lowered Program goes through the same `local_costs`, each
+of its works as a segment of its own, so that sums over segments fall apart into operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from distplan.costmodel.estimate import Estimate
+from distplan.costmodel.layout import join_axes
+from distplan.costmodel.local_costs import evaluate_terms
+from distplan.costmodel.lower import CATEGORIES, PHASES, Lowered, Work, lower
+from distplan.costmodel.model import Model, Workload
+from distplan.costmodel.program import COLLECTIVES, SegmentProgram
+from distplan.costmodel.runtime import Runtime
+from distplan.costmodel.stage_costs import layers_only
+from distplan.costmodel.stages import Run, Split, split
+from distplan.costmodel.state_path import state_path
+from distplan.costmodel.strategy import Floats, Strategy
+from distplan.costmodel.tables import LOCAL_KEY, Engine, engine
+from distplan.hardware.cluster import Cluster
+
+PART_OF_CATEGORY: Mapping[str, str] = {
+    "gemm": "matrix products", "attention": "attention", "memory_bound": "memory-bound", "tp": "exposed tp",
+    "cp": "exposed cp", "ep": "exposed ep",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One operator or collective of one segment on the critical stage, per GPU and step."""
+
+    part: str
+    """of the step time that it is counted in"""
+    segment: str
+    name: str
+    kind: str
+    phase: str
+    dtype: str
+    sizes: Mapping[str, float]
+    """local m, n, k, batch of a product; q, kv, head_dim, lines of attention; empty for others"""
+    calls: float
+    seconds: float
+    """what the step waits for: of a collective the exposed time; of merged products that of the one kernel"""
+    flops: float
+    """what the kernel executes"""
+    moved_bytes: float
+    """by a memory-bound kernel"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A collective of the Program and the placements that it goes between."""
+
+    segment: str
+    name: str
+    kind: str
+    axis: str
+    phase: str
+    before: str
+    after: str
+    behind: tuple[str, ...]
+    """operators that it can hide behind"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One strategy with what it is priced by."""
+
+    eng: Engine
+    strategy: Strategy
+    estimate: Estimate
+    cut: Split
+    columns: Mapping[str, Floats]
+
+    def run_of(self, stage: int) -> Run:
+        return next(run for run in self.cut.stages if run.first <= stage < run.first + run.count)
+
+    @property
+    def worst(self) -> Run:
+        return self.run_of(int(self.estimate.worst_stage[0]))
+
+    def programs(self, recompute: str) -> tuple[SegmentProgram, ...]:
+        s = self.strategy
+        return self.eng.program(self.eng.structure(str(s.sp).lower(), s.cp_kind, recompute))
+
+    def share(self, run: Run) -> float:
+        """Part of the run's layers that is recomputed."""
+        held = sum(layers_only(run.content))
+        return min(float(self.estimate.recompute_layers[0]), float(held)) / max(held, 1)
+
+
+def case_of(
+    model: Model, workload: Workload, cluster: Cluster, runtime: Runtime, strategy: Strategy, estimate: Estimate
+) -> Case:
+    eng = engine(model, workload, cluster, runtime)
+    cut = split(
+        eng.pattern, len(eng.segments), strategy.pp, strategy.vpp, model.mtp_layers, strategy.schedule == "zb_v"
+    )
+    columns = {name: np.array([float(getattr(strategy, name))]) for name in LOCAL_KEY}
+    columns["gpus"] = np.array([float(strategy.gpus)])
+    return Case(eng=eng, strategy=strategy, estimate=estimate, cut=cut, columns=columns)
+
+
+# ---------------------------------------------------------------- time
+
+
+def operators(case: Case) -> tuple[Operator, ...]:
+    """Every operator of the critical stage that runs, forward to backward. Before the software factor."""
+    lowered = lower(case.programs(case.strategy.recompute), case.eng.workload)
+    apart = replace(lowered, works=tuple(replace(work, segment=at) for at, work in enumerate(lowered.works)))
+    each = replace(case.eng, segments=(case.eng.segments[0],) * len(lowered.works))
+    costs = each.local_costs(apart, case.columns, case.strategy.cp_kind)
+    symbols, _ = case.eng.symbols(case.columns, case.strategy.cp_kind == "ulysses")
+    table = lowered.sizes.evaluate(symbols)
+    made = []
+    run = critical_run(case, lowered, costs.seconds)
+    for at, work in enumerate(lowered.works):
+        calls = _calls(case, work, run)
+        if calls and work.leader < 0:
+            seconds = float(costs.seconds[work.phase, work.category, at, 0])
+            flops = float(costs.kernel_flops[work.phase, at, 0])
+            members = [other for other in lowered.works if other.leader == at]
+            made.append(_operator(case, work, members, table, calls, seconds, flops))
+    return tuple(made)
+
+
+def _calls(case: Case, work: Work, run: Run) -> float:
+    m = float(case.estimate.num_micro_batches[0])
+    share = case.share(run) if PHASES[work.phase] == "recompute" else 1.0
+    return run.content[work.segment] * m * share
+
+
+def critical_run(case: Case, lowered: Lowered, seconds: Floats) -> Run:
+    """The stage whose operators take longest per micro-batch: what the step time's parts are those of.
+
+    seconds: [phase, category, work, row].
+    """
+
+    def load(run: Run) -> float:
+        total = 0.0
+        for at, work in enumerate(lowered.works):
+            total += _calls(case, work, run) * float(seconds[work.phase, work.category, at, 0])
+        return total
+
+    return max(case.cut.stages, key=load)
+
+
+def _operator(
+    case: Case, work: Work, members: Sequence[Work], table: Floats, calls: float, seconds: float, flops: float
+) -> Operator:
+    """`members` are products that run as part of this one: their widths add up."""
+    category, phase = CATEGORIES[work.category], PHASES[work.phase]
+    names = {"gemm": ("m", "n", "k", "batch", "experts"), "attention": ("q", "kv", "head_dim", "lines", "v_head_dim")}
+    numbers = {"gemm": (work.m, work.n, work.k, work.batch, work.groups),
+               "attention": (work.m, work.n, work.k, work.batch, work.groups)}  # fmt: skip
+    sizes = {n: float(table[i, 0]) for n, i in zip(names.get(category, ()), numbers.get(category, ()), strict=True)}
+    for member in members:
+        sizes[member.grows] += float(table[getattr(member, member.grows), 0])
+    moved = float(evaluate_terms(work.terms, table)[0]) if category == "memory_bound" else 0.0
+    part = "recompute" if phase == "recompute" else PART_OF_CATEGORY[category]
+    kind = "matrix product" if category == "gemm" else work.kind
+    return Operator(
+        part=part, segment=case.eng.segments[work.segment].name, name=_joined(work, members), kind=kind, phase=phase,
+        dtype=work.dtype, sizes=sizes, calls=calls, seconds=calls * seconds, flops=calls * flops,
+        moved_bytes=calls * moved,
+    )
+
+
+def _joined(work: Work, members: Sequence[Work]) -> str:
+    """layer.attention.q+k+v"""
+    name = work.name.split("@")[0]
+    ending = name[name.rindex("."):] if name.endswith(("dgrad", "wgrad")) else ""
+    words = [each.name.split("@")[0].removesuffix(ending).rpartition(".")[2] for each in members]
+    return "+".join([name.removesuffix(ending), *words]) + ending
+
+
+# ---------------------------------------------------------------- communication
+
+
+def moves(case: Case) -> tuple[Move, ...]:
+    """Collectives of activations and their gradients, and of weights and their gradients, with placements."""
+    made: dict[Move, None] = {}
+    for program in case.programs(case.strategy.recompute):
+        made |= dict.fromkeys(_moves_of(program))
+    for program in case.programs("none"):
+        for weight in program.segment.weights:
+            path = state_path(program, weight, case.strategy.zero >= 1)
+            ways = (("gradients", path.gradient, path.reduce), ("parameters", path.stored, path.gather))
+            for role, start, steps in ways:
+                before = start
+                for step in steps:
+                    move = Move(
+                        segment=program.segment.name, name=role, kind=step.kind, axis=join_axes(step.axes), phase="",
+                        before=f"{weight.name} {before}", after=str(step.result), behind=(),
+                    )
+                    if step.kind != "slice":
+                        made[move] = None
+                    before = step.result
+    return tuple(made)
+
+
+def _moves_of(program: SegmentProgram) -> Iterator[Move]:
+    for node in program.nodes:
+        if node.kind in COLLECTIVES and node.kind != "slice":
+            yield Move(
+                segment=program.segment.name, name=node.name.split("@")[0], kind=node.kind, axis=join_axes(node.axes),
+                phase=node.phase, before=str(program.values[node.inputs[0]].layout),
+                after=str(program.values[node.outputs[0]].layout), behind=node.behind,
+            )

@@ -1,0 +1,104 @@
+"""The memory of an estimate taken apart again: every weight, gradient, optimizer state and saved activation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from distplan.costmodel.lower import dtype_bytes
+from distplan.costmodel.model import DTYPE_BYTES
+from distplan.costmodel.program import SegmentProgram
+from distplan.costmodel.sizes import SizeTable, layout_size
+from distplan.costmodel.stage_costs import chunks_in_flight
+from distplan.costmodel.state_path import state_path
+from distplan.costmodel.step_time import weight_content
+from distplan.costmodel.strategy import Floats
+from distplan.costmodel.unfold import Case
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """One tensor of the worst stage, as it is kept."""
+
+    part: str
+    """of the memory that it is counted in"""
+    segment: str
+    name: str
+    placement: str
+    """[batch_dp, seq_cp, hidden]"""
+    dtype: str
+    elements: float
+    """of one copy on one GPU"""
+    copies: float
+    """layers of this kind, times micro-batches in flight for an activation"""
+    num_bytes: float
+
+
+def held(case: Case) -> tuple[Held, ...]:
+    """Every tensor that the worst stage keeps in its worst phase, of parameters, gradients, optimizer state and
+    saved activations. Padding of shards to whole rows is not in them."""
+    return (*_weights(case), *_activations(case))
+
+
+def _weights(case: Case) -> Iterator[Held]:
+    recipe = case.eng.workload.precision
+    zero = case.strategy.zero
+    rules = case.eng.runtime.state
+    content = weight_content(case.worst.content, case.strategy.pp)
+    symbols, _ = case.eng.symbols(case.columns, False)
+    states = [*([("master", recipe.master)] if recipe.master else []), *(("moment", dtype) for dtype in recipe.moments)]
+    sharded_from = 2 if rules.zero2_parameters == "sharded" else 3
+    for at, program in enumerate(case.programs("none")):
+        for weight in program.segment.weights:
+            copies = float(content[-1] if weight.name in program.segment.shares else content[at])
+            if not copies:
+                continue
+            path = state_path(program, weight, zero >= 1)
+            made = path.gradient if rules.whole_gradients == "as_produced" else path.used
+            trained = getattr(weight, "trained", True)
+            rows = [("parameters", weight.name, path.stored if zero >= sharded_from else path.used, recipe.parameters)]
+            if trained:
+                rows.append(("gradients", weight.name, path.stored if zero >= 2 else made.whole(), recipe.gradients))
+                if not case.eng.workload.offload_optimizer:
+                    rows += [("optimizer", f"{weight.name} {name}", path.stored, dtype) for name, dtype in states]
+            for part, name, layout, dtype in rows:
+                elements = _elements(layout_size(layout, program.segment.sizes), symbols)
+                yield Held(
+                    part=part, segment=program.segment.name, name=name, placement=str(layout), dtype=dtype,
+                    elements=elements, copies=copies, num_bytes=elements * copies * DTYPE_BYTES[dtype],
+                )
+
+
+def _elements(size: object, symbols: Mapping[str, Floats]) -> float:
+    table = SizeTable()
+    table.number(size)  # type: ignore[arg-type]
+    return float(table.evaluate(symbols)[0, 0])
+
+
+def _activations(case: Case) -> Iterator[Held]:
+    """What one micro-batch keeps until its backward, times those in flight; recomputed layers keep less."""
+    s, run = case.strategy, case.worst
+    flight = float(chunks_in_flight(s.schedule, run, s.pp, s.vpp, case.estimate.num_micro_batches)[0])
+    share = case.share(run)
+    for recompute, part in (("none", 1.0 - share), (s.recompute, share)):
+        if not part:
+            continue
+        for at, program in enumerate(case.programs(recompute)[:-1]):
+            copies = run.content[at] * flight * (part if at else 1.0)
+            if copies and (at or recompute == "none" or part == 1.0):
+                yield from _saved(case, program, copies if at else run.content[at] * flight)
+
+
+def _saved(case: Case, program: SegmentProgram, copies: float) -> Iterator[Held]:
+    workload = case.eng.workload
+    sizes = dict(program.segment.sizes) | {"seq": float(workload.seq_len), "kv_seq": float(workload.seq_len)}
+    symbols, _ = case.eng.symbols(case.columns, case.strategy.cp_kind == "ulysses")
+    for name in program.saved:
+        value = program.values[name]
+        elements = _elements(layout_size(value.layout, sizes), symbols) / value.chunks
+        size = dtype_bytes(value.dtype, workload.precision)
+        dtype = workload.precision.compute if value.dtype == "compute" else value.dtype
+        yield Held(
+            part="activations", segment=program.segment.name, name=name.split("@")[0], placement=str(value.layout),
+            dtype=dtype, elements=elements, copies=copies, num_bytes=elements * copies * size,
+        )

@@ -1,0 +1,117 @@
+"""Every constant that an estimate rests on, with its value, how it is known, and its source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from distplan.costmodel.runtime import Runtime
+from distplan.costmodel.workload import precision_names, precision_source
+from distplan.hardware.cluster import Cluster
+from distplan.hardware.facts import Fact
+from distplan.hardware.links import link_of
+from distplan.hardware.rates import Rates, rates_for
+from distplan.hardware.units import format_bytes_per_second, format_seconds, format_tflops_per_second
+from distplan.planner.api import Setting
+from distplan.planner.wording import gib
+
+Plain = dict[str, Any]
+
+
+def constants(job: Setting) -> list[Plain]:
+    """Rows of {name, value, status, points, source}; status measured | nominal | scaled | assumed | unverified."""
+    return [
+        *_accelerator(job),
+        *_rates(rates_for(job.cluster.accelerator), job),
+        *_links(job.cluster),
+        *_runtime(job.runtime, job.cluster.accelerator.generation),
+        *_recipe(job),
+    ]
+
+
+def _row(name: str, value: str, status: str, source: str, points: int | None = None) -> Plain:
+    return {"name": name, "value": value, "status": status, "points": points, "source": source}
+
+
+def _fact(name: str, fact: Fact) -> Plain:
+    return _row(name, fact.text, fact.status, "; ".join([*fact.sources, *([fact.note] if fact.note else [])]))
+
+
+def _accelerator(job: Setting) -> Iterator[Plain]:
+    accelerator, cluster = job.cluster.accelerator, job.cluster
+    recipe = job.workload.precision
+    wanted = [f"peak_flops.{dtype}" for dtype in dict.fromkeys((recipe.matmul, recipe.compute))]
+    for name in [*wanted, "memory_bandwidth", "memory_bytes", "num_sms"]:
+        if name in accelerator.facts:
+            yield _fact(name, accelerator.facts[name])
+    for name in ("scaleup.bandwidth", "scaleup.domain", "node.bandwidth", "fabric.bandwidth", "fabric.pod_gpus"):
+        if name in cluster.facts:
+            yield _fact(name, cluster.facts[name])
+    if "fabric.oversubscription" in cluster.facts:
+        yield _fact("fabric.oversubscription", cluster.facts["fabric.oversubscription"])
+
+
+def _rates(rates: Rates, job: Setting) -> Iterator[Plain]:
+    recipe = job.workload.precision
+    for dtype in dict.fromkeys((recipe.matmul, recipe.compute)):
+        gemm = rates.gemm.get(dtype)
+        if gemm is not None:
+            values = {
+                "peak_fraction": f"{gemm.flops_per_second / rates.peak_flops[dtype]:.4g}, "
+                f"{format_tflops_per_second(gemm.flops_per_second)}",
+                "shape": f"ramp {gemm.ramp:.4g}, wave {gemm.wave:.3g}, overlap {gemm.overlap:.3g}, "
+                f"latency {format_seconds(gemm.latency)}",
+                "accumulate_bytes": f"{gemm.accumulate_bytes:.3g}",
+                "group_latency": format_seconds(gemm.group_latency),
+            }
+            for name, value in values.items():
+                yield _origin(rates, f"gemm.{dtype}.{name}", value)
+    yield _origin(rates, "sustained", f"{rates.sustained:.4g}")
+    for direction, of in (("forward", rates.attention_forward), ("backward", rates.attention_backward)):
+        value = f"{of.peak_fraction:.4g} of peak, ramp {of.ramp:.4g} + {of.causal_ramp:.4g}"
+        yield _origin(rates, f"attention_{direction}", value)
+    kernel = job.runtime.attention_kernel
+    if kernel in rates.attention_kernels:
+        yield _origin(rates, f"attention_kernel.{kernel}", f"{rates.attention_kernels[kernel]:.4g}")
+    achieved = format_bytes_per_second(rates.memory_bandwidth)
+    yield _origin(rates, "memory_bandwidth", achieved, "achieved_memory_bandwidth")
+    yield _origin(rates, "kernel_latency", format_seconds(rates.kernel_latency))
+    if job.workload.offload_optimizer:
+        yield _origin(rates, "host_bandwidth", format_bytes_per_second(rates.host_bandwidth))
+
+
+def _origin(rates: Rates, key: str, value: str, name: str = "") -> Plain:
+    origin = rates.origins[key]
+    return _row(name or key, value, origin.provenance, origin.source, origin.points)
+
+
+def _links(cluster: Cluster) -> Iterator[Plain]:
+    for tier in cluster.tiers:
+        link = link_of(tier.technology, tier.latency)
+        curve = link.curves["all_gather"]
+        rate = format_bytes_per_second(tier.bandwidth)
+        value = f"{curve.efficiency:.3g} of {rate}, {format_seconds(tier.latency)} a hop"
+        yield _row(f"link.{tier.name}.{tier.technology}", value, link.status, link.source)
+
+
+def _runtime(runtime: Runtime, generation: str) -> Iterator[Plain]:
+    factor = runtime.factor(generation) if hasattr(runtime, "factor") else runtime.software_factor
+    values = {
+        "software_factor": f"{factor:.4g}",
+        "overlap": ", ".join(name for name, hides in runtime.overlap.items() if hides) or "nothing",
+        "fragmentation": f"{runtime.fragmentation:.4g}",
+        "context_bytes": gib(runtime.context_bytes),
+        "grad_bucket_bytes": gib(runtime.grad_bucket_bytes),
+        "sp_saves": runtime.sp_saves,
+        "merged_input_gradients": runtime.merged_input_gradients,
+    }
+    for name, value in values.items():
+        source = runtime.provenance.get(name, f"{runtime.name} {runtime.version}")
+        status = "assumed" if source.startswith("assumed") else "stated"
+        yield _row(f"overlap.{runtime.name}" if name == "overlap" else f"runtime.{name}", value, status, source)
+
+
+def _recipe(job: Setting) -> Iterator[Plain]:
+    name = job.workload.precision.name
+    if name in precision_names():
+        yield _row(f"precision.{name}", name, "stated", precision_source(name))
