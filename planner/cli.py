@@ -16,6 +16,7 @@ from distplan.hardware.errors import DistplanError
 from distplan.planner import cli_schedule
 from distplan.planner.cli_commands import register
 from distplan.planner.cli_options import ESTIMATE, EXPORT, IMPORT, SEARCH, SHOW, canonical, takes
+from distplan.planner.cli_timeline import STEP
 from distplan.planner.terminal import clean, say
 
 OK, FAULT, USAGE, NOTHING, BROKEN, INTERRUPTED = 0, 1, 2, 3, 4, 130
@@ -95,7 +96,7 @@ def search(model: ModelFile, **options: Any) -> int:
 
 
 @app.command(epilog=_EPILOG, no_args_is_help=True)
-@takes(ESTIMATE)
+@takes(ESTIMATE | STEP)
 def estimate(model: EstimateFile, **options: Any) -> int:
     """Price one strategy: --tp 8 --pp 4 …, or a strategy.yaml. What is not given is 1, off or none.
 

@@ -17,6 +17,7 @@ from distplan.hardware.units import parse_bytes, parse_dollars_per_hour
 from distplan.planner import api
 from distplan.planner.cli_options import DIMENSIONS, SOLVED
 from distplan.planner.cli_show import print_table
+from distplan.planner.cli_timeline import show_step
 from distplan.planner.document import document
 from distplan.planner.inputs import InputError, dimension, gpu_counts, one_number, one_word, quantity, whole_numbers
 from distplan.planner.output import FORMATS, csv_text, json_text, yaml_text
@@ -76,6 +77,7 @@ def run_estimate(name: str, options: Options) -> int:
         say(f"distplan: {job.runtime.name} cannot run this strategy: {clean(error)}")
         return NOTHING
     _show(plan, form, no_color=options["no_color"])
+    show_step(plan, options, form)
     if options["output"]:
         _write(options["output"], plan, hardware, quiet=options["quiet"])
     admitted = ("fits", "tight") if options["allow_tight"] else ("fits",)

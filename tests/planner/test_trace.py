@@ -64,3 +64,48 @@ def test_a_trace_is_written_whole_or_not_at_all(tmp_path: Path, capsys: pytest.C
     assert run(["schedule", "1f1b", "--micro-batches", "0", "--trace", str(tmp_path / "old.json")]) == 2
     assert (tmp_path / "old.json").read_text() == "mine"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "old.json"]
+
+
+MODEL = "name: small\nlayers: 8\nhidden: 1024\nheads: 16\nkv_heads: 4\nffn: 4096\ngated: true\nvocab: 32000\n"
+JOB = ["--gpus", "8", "--global-batch", "32", "--seq-len", "2048", "--pp", "2", "--tp", "2", "--sp"]
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("model.yaml").write_text(MODEL)
+    return "model.yaml"
+
+
+def test_a_strategys_step_as_a_trace(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["estimate", model, *JOB, "--trace", "out.json", "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    assert "wrote out.json" in err
+    best = json.loads(out)["best"]
+    events = checked(Path("out.json"))
+    assert named(events, "process_name") == ["stage 0", "stage 1"]
+    assert set(named(events, "thread_name")) == {"compute", "p2p", "tp communication", "dp communication"}
+    boxes = [event for event in events if event["ph"] == "X"]
+    assert max(box["ts"] + box["dur"] for box in boxes) == pytest.approx(best["step_seconds"] * 1e6, rel=1e-5)
+    names = {box["name"] for box in boxes}
+    assert {"F 0", "B 15", "gradient reduction", "optimizer", "tp reduce scatter"} <= names
+    held = [event["args"]["bytes"] for event in events if event["ph"] == "C"]
+    assert 0 < max(held) <= best["device_bytes"]
+
+
+def test_the_timeline_below_the_report(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["estimate", model, *JOB]) == 0
+    plain = capsys.readouterr().out
+    for option in ("--timeline", "-v"):
+        assert run(["estimate", model, *JOB, option]) == 0
+        longer = capsys.readouterr().out
+        assert longer.startswith(plain)
+        added = longer[len(plain) :]
+        assert "Pipeline: 1f1b, 8 of 8 micro-batches" in added or "16 of 16" in added
+        assert "stage 1 |" in added
+        assert max(len(row) for row in longer.splitlines()) <= 80
+
+
+def test_a_trace_that_cannot_be_written_is_exit_2(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["estimate", model, *JOB, "--trace", "absent/out.json"]) == 2
+    assert "absent/out.json" in capsys.readouterr().err
