@@ -18,6 +18,8 @@ from distplan.planner.plan import OBJECTIVES, Choice, Counts, NothingFits, Nothi
 from distplan.planner.pricing import MAX_SHORTLIST, EstimateFunction, Job, Progress, SimulateFunction, Tally, cost_all
 from distplan.planner.space import Bounds, check_bounds
 
+MOST_ROWS_WITH_OTHERS = 200_000
+"""legal rows beyond which the union of all runtimes, some four times as many, is left to those who ask for it"""
 CHANGES = (
     ("network -20%", with_network_scaled, 0.8),
     ("compute -10%", with_compute_scaled, 0.9),
@@ -163,6 +165,9 @@ def _with_extras(plan: Plan, pricer: Pricer, tally: Tally, *, sensitivity: bool,
         changes = tuple(_changed(plan, pricer, name, scale(plan.cluster, factor)) for name, scale, factor in CHANGES)
         plan = replace(plan, sensitivity=changes)
     if other_runtimes and plan.runtime.name != "any":
+        if plan.counts.legal > MOST_ROWS_WITH_OTHERS:
+            note = f"what other runtimes would gain is not searched in a space of {plan.counts.legal:,}: --runtime any does"
+            return replace(plan, notes=(*plan.notes, note))
         plan = replace(plan, other_runtime=_other_runtime(plan, pricer))
     return plan
 
