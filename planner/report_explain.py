@@ -176,7 +176,8 @@ def field_report(shown: Plain) -> Iterator[RenderableType]:
         yield line(", ".join(bounds))
     if shown["default"] is not None:
         default = shown["default"]
-        yield line(f"default {str(default).lower() if isinstance(default, bool) else default if default != '' else 'empty'}")
+        text = str(default).lower() if isinstance(default, bool) else str(default) or "empty"
+        yield line(f"default {text}")
     if shown["fields"]:
         yield line(f"holds {', '.join(shown['fields'])}")
     if shown["line"] is not None:
