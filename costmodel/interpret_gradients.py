@@ -26,13 +26,14 @@ from distplan.costmodel.interpret_kernels import (
     within,
 )
 from distplan.costmodel.interpret_mesh import Array, Ints
+from distplan.costmodel.interpret_scan import SCAN_FORWARD, SCAN_GRADIENTS
 from distplan.costmodel.interpret_slots import SLOT_FORWARD, SLOT_GRADIENTS
 from distplan.costmodel.layout import Dims
 
 
 def forward(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
     """Outputs of one forward operator. Raises InterpretError for a kind without a meaning."""
-    kernel = FORWARD.get(call.kind) or SLOT_FORWARD.get(call.kind)
+    kernel = FORWARD.get(call.kind) or SLOT_FORWARD.get(call.kind) or SCAN_FORWARD.get(call.kind)
     if kernel is None:
         raise InterpretError(f"operator kind '{call.kind}' has no meaning that could be executed")
     return kernel(call, inputs)
@@ -170,6 +171,7 @@ def _cross_entropy(call: Call, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 GRADIENTS: Mapping[str, Kernel] = {
     **SLOT_GRADIENTS,
+    **SCAN_GRADIENTS,
     "cast_grad": _same,
     "bias_grad": _bias,
     "activation_grad": _activation,

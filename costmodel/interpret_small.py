@@ -74,7 +74,10 @@ def small_degrees(eng: Engine, strategy: Strategy) -> dict[str, int]:
     return small | {"edp": ranks // (ep * etp), "ep": ep, "etp": etp}
 
 
-LEAST = {"hidden": 6, "ffn": 3, "vocab": 5, "batch": 1, "kv_heads": 1, "group": 1, "experts": 4, "v_head_dim": 3}
+LEAST = {
+    "hidden": 6, "ffn": 3, "vocab": 5, "batch": 1, "kv_heads": 1, "group": 1, "experts": 4, "v_head_dim": 3,
+    "conv_kernel": 3,
+}  # fmt: skip
 """elements of a dim that few ranks share; 2 for those that are not named"""
 
 

@@ -18,8 +18,8 @@ from distplan.costmodel.spmd import Inference, SpmdError, infer_einsum, infer_el
 FSDP = ("dp_shard", *CP)
 """ZeRO stores a weight sharded on these, along its first dim"""
 LINEAR = ("add",)
-ELEMENTWISE = ("add", "bias", "activation", "glu", "mul", "rope", "dropout", "cast", "norm", "softmax", "scale")
-ELEMENTWISE += ("concat", "gated_norm", "weighted_glu", "conv", "route")
+ELEMENTWISE: tuple[str, ...] = ("add", "bias", "activation", "glu", "mul", "rope", "dropout", "cast", "norm", "softmax", "scale")
+ELEMENTWISE += ("concat", "gated_norm", "weighted_glu", "route")
 REDUCTIONS = ("reduce", "pick")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "ring_exchange", "slice")
 
@@ -180,7 +180,7 @@ def infer(op: Operator, operands: tuple[Layout, ...], is_weight: tuple[bool, ...
         return Inference(inner.inputs, inner.output.whole(), inner.letters)
     if op.kind == "attention":
         return _infer_attention(op, operands, is_weight, structure)
-    if op.kind == "scan":
+    if op.kind in ("scan", "conv"):
         return _infer_scan(op, operands, is_weight)
     if op.kind in ("dispatch", "dispatch_weights", "combine"):
         return _infer_slots(op, operands)
@@ -199,12 +199,19 @@ def _infer_slots(op: Operator, operands: tuple[Layout, ...]) -> Inference:
 
 
 def _infer_scan(op: Operator, operands: tuple[Layout, ...], is_weight: tuple[bool, ...]) -> Inference:
-    """A scan runs over all tokens, so cp turns from tokens to heads."""
+    """A scan, and the convolution before it, run over all tokens: cp turns from tokens to heads."""
     turned = [
-        o if weight else _turned(o.whole(), "seq", {"ssm_groups": CP}) for o, weight in zip(operands, is_weight, strict=True)
+        o if weight or not set(CP) & set(o.axes_of("seq")) else _turned(o.whole(), "seq", {"ssm_groups": CP})
+        for o, weight in zip(operands, is_weight, strict=True)
     ]
     inference = infer_einsum(turned, is_weight, op.result)
     return Inference(inference.inputs, inference.output.whole(), inference.letters)
+
+
+def _returned(layout: Layout) -> Layout:
+    """A scan's output with cp back on its tokens."""
+    pairs = zip(layout.dims, layout.shards, strict=True)
+    return Layout(layout.dims, tuple(CP if d == "seq" else tuple(a for a in axes if a not in CP) for d, axes in pairs))
 
 
 def _infer_attention(
@@ -254,7 +261,9 @@ def _forward(segment: Segment, tape: _Tape) -> None:
                  fused=op.fused, tag=op.tag, window=op.window, block=op.block)
         )
         target = residual if op.output in segment.residual else None
-        if op.kind in ("attention", "norm", "scan"):
+        if op.kind == "scan":
+            target = _returned(inference.output)
+        if op.kind in ("attention", "norm"):
             # heads go back to tokens (Ulysses), a norm over all heads to shards
             target = operands[0].whole().renamed(op.result)
         if op.output in said:

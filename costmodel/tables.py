@@ -7,6 +7,7 @@ elementwise, so it has the same bits whenever and with whatever neighbours it is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -268,7 +269,7 @@ def _engine(same: _Same) -> Engine:
     return Engine(
         model=model, workload=workload, cluster=cluster, runtime=runtime, rates=rates_for(cluster.accelerator),
         segments=parts, pattern=tuple(1 + used.index(name) for name in model.pattern),
-        kv_heads=float(min(kv_heads)),
+        kv_heads=float(min(kv_heads, default=math.inf)),
     )
 
 

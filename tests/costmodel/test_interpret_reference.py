@@ -13,7 +13,7 @@ from distplan.costmodel.interpret_kernels import activation
 from distplan.costmodel.interpret_mesh import Array
 from distplan.costmodel.interpret_reference import Alone, reference_backward, reference_forward
 from distplan.costmodel.interpret_step import LEARNING_RATE, update
-from distplan.costmodel.model import Model, Workload
+from distplan.costmodel.model import LayerKind, LinearAttention, Model, Workload
 from distplan.costmodel.model_file import load_model
 from distplan.costmodel.workload import workload
 
@@ -24,8 +24,16 @@ SIZES = {
     "batch": 2, "seq": 3, "hidden": 4, "kv_heads": 2, "group": 2, "head_dim": 4, "v_head_dim": 4, "ffn": 3, "vocab": 5,
     "positions": 4, "kv_seq": 3, "latent": 3, "q_latent": 3, "nope_dim": 2, "rope_dim": 2, "experts": 4,
     "router_experts": 4, "routes": 2, "capacity": 6, "expert_ffn": 3, "shared_ffn": 3, "moe_latent": 3, "mtp_hidden": 4,
+    "ssm_groups": 2, "ssm_rep": 2, "ssm_dim": 3, "state": 2, "conv_kernel": 3,
 }  # fmt: skip
 ALONE = Alone(causal=True, window=2, scale=0.25, sizes=SIZES)
+
+
+def recurrent(kind: str) -> Model:
+    """A model of one layer whose mixer is a state-space or linear-attention one."""
+    mixer = LinearAttention(kind=kind, heads=4, head_dim=3, state=2, groups=2, conv_kernel=3, conv_bias=True)
+    layer = LayerKind(name="layer", mixer=mixer, ffn=None)
+    return Model(name=kind, hidden=4, vocab=5, kinds={"layer": layer}, pattern=("layer",), tied_embedding=False)
 
 
 def cases() -> Iterator[tuple[str, str, bool, Segment]]:
@@ -36,6 +44,9 @@ def cases() -> Iterator[tuple[str, str, bool, Segment]]:
             model: Model = file.model
             for segment in segments(model, job, fused):
                 yield name, attention, fused, segment
+    job = workload(load_model("gpt2").model, {}, gpus=1)
+    for kind in ("mamba2", "gated_delta_net", "lightning"):
+        yield kind, "flash", True, segments(recurrent(kind), job, True)[1]
 
 
 CASES = {f"{name}-{attention}-{segment.name}": segment for name, attention, _, segment in cases()}

@@ -15,7 +15,7 @@ from distplan.costmodel.interpret_kernels import InterpretError
 from distplan.costmodel.interpret_small import programs_of
 from distplan.costmodel.interpret_step import Part
 from distplan.costmodel.lower import Lowered
-from distplan.costmodel.model import Workload
+from distplan.costmodel.model import LayerKind, LinearAttention, Mlp, Model, Workload
 from distplan.costmodel.model_file import load_model
 from distplan.costmodel.program import SegmentProgram
 from distplan.costmodel.runtime import load_runtime
@@ -111,6 +111,27 @@ def test_all_collectives_on_axes_above_one_are_tried() -> None:
     for each in found.collectives:
         sent = any(found.degrees.get(axis, 1) > 1 for axis in each.axes)
         assert (each.needed is not None) == sent, each
+
+
+@pytest.mark.parametrize("kind", ["mamba2", "gated_delta_net", "lightning"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Strategy(tp=2, sp=True, dp_shard=2, pp=2),
+        Strategy(tp=2, cp=2, cp_kind="ring", dp_shard=2, zero=3),
+        Strategy(tp=2, sp=True, cp=2, cp_kind="all_gather", dp_shard=2, recompute="full"),
+    ],
+    ids=["tp, sp, pp", "cp", "recomputed"],
+)  # fmt: skip
+def test_recurrent_mixers_are_equivalent_too(kind: str, strategy: Strategy) -> None:
+    """cp turns from tokens to heads before the convolution, which looks back, and returns after the scan."""
+    conv = 0 if kind == "lightning" else 3
+    mixer = LinearAttention(kind=kind, heads=8, head_dim=4, state=2, groups=8, conv_kernel=conv, conv_bias=True)
+    layer = LayerKind(name="layer", mixer=mixer, ffn=Mlp(ffn=8, gated=True))
+    model = Model(name=kind, hidden=8, vocab=64, kinds={"layer": layer}, pattern=("layer",) * 4, tied_embedding=False)
+    found = verify(model, workload(model, {}, gpus=8), load_runtime("megatron"), strategy)
+    assert [t for t in found.tensors if t.error > proof.TOLERANCE] == []
+    assert found.needless == ()
 
 
 @pytest.mark.parametrize(
