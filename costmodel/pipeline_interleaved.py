@@ -124,7 +124,8 @@ def _stay(cost: Floats, p2p: Floats, m: Floats) -> Floats:
     best: Floats = ends[0] + middle[0]
     for s in range(1, pp):
         best = np.maximum(best, ends[s] + middle[s])
-    return np.maximum(best, (ends[0] + middle[0]) + np.maximum(0.0, np.floor(m / pp) - 3.0) * _ride(cost, p2p))
+    ridden: Floats = (ends[0] + middle[0]) + np.maximum(0.0, np.floor(m / pp) - 3.0) * _ride(cost, p2p)
+    return np.maximum(best, ridden)
 
 
 def _ride(cost: Floats, p2p: Floats) -> Floats:

@@ -29,7 +29,9 @@ def size_of(dims: Iterable[tuple[str, Axes]], sizes: Mapping[str, float]) -> Siz
     on all expert axes, which are the dense axes, it is 1/(cp·tp) of micro_batch sequences' slots; whole on
     ep or etp it is that many times more.
     """
-    constant, varying, axes = 1.0, [], []
+    constant = 1.0
+    varying: list[str] = []
+    axes: list[str] = []
     for dim, sharded in dims:
         axes += sharded
         if dim == "batch":

@@ -243,7 +243,7 @@ class WorstMemory:
 
 
 def layers_to_recompute(
-    state: StateBytes, acts: Activations, flight: Floats, layers: int, usable: Floats, runtime: Runtime,
+    state: StateBytes, acts: Activations, flight: Floats, layers: int, usable: float, runtime: Runtime,
     high: float,
 ) -> Floats:
     """The least number of a stage's layers whose recomputation makes its high end fit; all of them if none does.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +78,7 @@ class Strategies:
         return len(self.columns["tp"])
 
     def __getitem__(self, index: int) -> Strategy:
-        values = {}
+        values: dict[str, Any] = {}
         for f in fields(Strategy):
             if f.name == "recompute_layers":
                 values[f.name] = int(self.recompute_layers[index])
@@ -87,7 +88,8 @@ class Strategies:
                 values[f.name] = int(value)
             else:
                 name = STRUCTURE[f.name][int(value)]
-                values[f.name] = {"sp": name == "true", "zero": int(name) if name.isdigit() else 0}.get(f.name, name)
+                plain: dict[str, Any] = {"sp": name == "true", "zero": int(name) if name.isdigit() else 0}
+                values[f.name] = plain.get(f.name, name)
         return Strategy(**values)
 
     def take(self, rows: NDArray[np.intp] | NDArray[np.bool_] | slice) -> Strategies:
