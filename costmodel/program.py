@@ -18,8 +18,10 @@ from distplan.costmodel.spmd import Inference, SpmdError, infer_einsum, infer_el
 FSDP = ("dp_shard", *CP)
 """ZeRO stores a weight sharded on these, along its first dim"""
 LINEAR = ("add",)
-ELEMENTWISE: tuple[str, ...] = ("add", "bias", "activation", "glu", "mul", "rope", "dropout", "cast", "norm", "softmax", "scale")
-ELEMENTWISE += ("concat", "gated_norm", "weighted_glu", "route")
+ELEMENTWISE = (
+    "add", "bias", "activation", "glu", "mul", "rope", "dropout", "cast", "norm", "softmax", "scale", "concat",
+    "gated_norm", "weighted_glu", "route",
+)  # fmt: skip
 REDUCTIONS = ("reduce", "pick")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "ring_exchange", "slice")
 
@@ -400,7 +402,7 @@ class _Backward:
         kept = tuple(self.keep(value) for value in keeps)
         reads = (dy, *kept)
         letters = dict(node.letters)
-        outputs = []
+        outputs: list[str] = []
         for target in targets:
             layout = tape.values[target].layout.whole()
             spent = [a for d, axes in letters.items() if d not in layout.dims for a in axes]
