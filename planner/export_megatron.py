@@ -43,6 +43,8 @@ def megatron(job: Job) -> Exported:
     lines = []
     for title, values in sections.items():
         lines += [f"# {title}", *_arguments(values), ""]
+    if job.strategy.zero > 1:
+        lines += ["# the only format that Megatron-FSDP takes", "--ckpt-format fsdp_dtensor", ""]
     outside = job.runtime.mesh_order == DATA_OUTSIDE
     if outside:
         lines.insert(-1, "--use-tp-pp-dp-mapping")
@@ -51,7 +53,9 @@ def megatron(job: Job) -> Exported:
     lines += ["# model, beside its layers", f"--max-position-embeddings {rows}"]
     starts = job.unsaid("gpus", None, "torchrun starts the processes (--nnodes, --nproc-per-node)")
     order = () if outside else other_order(job)
-    if job.strategy.tp > 1 or job.strategy.cp > 1:
+    if job.strategy.zero > 1:
+        order = (*order, "Megatron-FSDP needs CUDA_DEVICE_MAX_CONNECTIONS unset, or above 1")
+    elif job.strategy.tp > 1 or job.strategy.cp > 1:
         order = (*order, "before Blackwell, tp or cp > 1 needs CUDA_DEVICE_MAX_CONNECTIONS=1 in the environment")
     return Exported(
         text="\n".join(lines) + "\n",
@@ -85,6 +89,7 @@ def megatron_bridge(job: Job) -> Exported:
         *job.unsaid("gpus", None, "torchrun or Slurm starts the processes"),
         *job.unsaid("attention", "flash", "the attention backend is an enum, which a YAML of overrides cannot hold"),
     )
+    fsdp = "set checkpoint.ckpt_format to fsdp_dtensor, the only one that Megatron-FSDP takes"
     moments = "dtypes of moments are no text: set optimizer.exp_avg_dtype and exp_avg_sq_dtype in your recipe"
     return Exported(
         text=yaml_text(content),
@@ -92,6 +97,7 @@ def megatron_bridge(job: Job) -> Exported:
         remarks=(
             *other_order(job),
             *remarks,
+            *((fsdp,) if job.strategy.zero > 1 else ()),
             *((moments,) if "exp_avg_dtype" in chosen else ()),
             "these are overrides: choose the recipe of your model, and merge this file into its ConfigContainer",
         ),
