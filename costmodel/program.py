@@ -23,6 +23,7 @@ ELEMENTWISE = (
     "gated_norm", "weighted_glu", "route",
 )  # fmt: skip
 REDUCTIONS = ("reduce", "pick")
+SLOTS = ("dispatch", "dispatch_weights", "combine")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "ring_exchange", "slice")
 
 
@@ -167,7 +168,7 @@ class _Tape:
 
 def infer(op: Operator, operands: tuple[Layout, ...], is_weight: tuple[bool, ...], structure: Structure) -> Inference:
     """The rule of `op.kind`. Raises SpmdError for a kind that has none."""
-    if op.kind == "einsum" or op.kind == "embedding":
+    if op.kind in ("einsum", "embedding"):
         return infer_einsum(operands, is_weight, op.result, op.whole)
     if op.kind == "position_embedding":
         inner = infer_elementwise(operands[:1], op.result, False)
@@ -184,7 +185,7 @@ def infer(op: Operator, operands: tuple[Layout, ...], is_weight: tuple[bool, ...
         return _infer_attention(op, operands, is_weight, structure)
     if op.kind in ("scan", "conv"):
         return _infer_scan(op, operands, is_weight)
-    if op.kind in ("dispatch", "dispatch_weights", "combine"):
+    if op.kind in SLOTS:
         return _infer_slots(op, operands)
     raise SpmdError(f"operator kind '{op.kind}' ({op.name}) has no SPMD rule")
 
@@ -272,6 +273,17 @@ def _forward(segment: Segment, tape: _Tape) -> None:
             target = marked(target or inference.output.whole(), said[op.output])
         if target is not None:
             tape.current[op.output] = tape.move(op.output, target, "forward", behind=(op.name,))
+
+
+def _kept_for_gradient(node: Node) -> tuple[str, ...]:
+    """The forward values that a gradient kernel reads. Raises SpmdError for a kind that has none."""
+    if node.kind in ("activation", "glu", "mul", "scale", "weighted_glu", "gated_norm", "conv", "route", "scan"):
+        return node.inputs
+    kept = {"norm": node.inputs[:2], "softmax": node.outputs, "dropout": node.outputs[1:], "rope": (), "cast": ()}
+    kept["concat"] = ()
+    if node.kind not in kept:
+        raise SpmdError(f"operator kind '{node.kind}' ({node.name}) has no gradient")
+    return kept[node.kind]
 
 
 class _Backward:
@@ -376,7 +388,8 @@ class _Backward:
             layouts = tuple(tape.values[r].layout.renamed(d) for r, d in zip(reads, names, strict=True))
             whole = tuple(d for d in ("kv_seq",) if d in (*node.operands[0], *node.operands[1]))
             inference = infer_einsum(layouts, flags, dims, whole)
-            suffix = "wgrad" if weight else ("dgrad" if tape.root[node.inputs[other]] in tape.weights else f"dgrad{index}")
+            by_weight = tape.root[node.inputs[other]] in tape.weights
+            suffix = "wgrad" if weight else "dgrad" if by_weight else f"dgrad{index}"
             used = self.place(reads, inference)
             output = tape.define(f"{node.name}.{suffix}.out", inference.output.renamed(tape.values[value].layout.dims),
                                  "gradient" if weight else "compute", 1.0)
@@ -442,22 +455,12 @@ class _Backward:
             self.pointwise(node, dy, (), node.inputs[1:])
         elif node.kind == "embedding":
             self.embedding(node, dy)
-        elif node.kind == "norm":
-            self.pointwise(node, dy, node.inputs[:2], node.inputs)
-        elif node.kind in ("activation", "glu", "mul", "scale", "weighted_glu", "gated_norm", "conv", "route", "scan"):
-            self.pointwise(node, dy, node.inputs, node.inputs)
-        elif node.kind in ("dispatch", "dispatch_weights", "combine"):
-            self.pointwise(node, dy, node.inputs[-1:], node.inputs[:1])  # which slots: the routes are kept
-        elif node.kind == "softmax":
-            self.pointwise(node, dy, node.outputs, node.inputs)
-        elif node.kind == "dropout":
-            self.pointwise(node, dy, node.outputs[1:], node.inputs)
-        elif node.kind in ("rope", "cast", "concat"):
-            self.pointwise(node, dy, (), node.inputs)
         elif node.kind == "attention":
             self.attention(node, dy)
+        elif node.kind in SLOTS:
+            self.pointwise(node, dy, node.inputs[-1:], node.inputs[:1])  # which slots: the routes are kept
         else:
-            raise SpmdError(f"operator kind '{node.kind}' ({node.name}) has no gradient")
+            self.pointwise(node, dy, _kept_for_gradient(node), node.inputs)
 
     def asks(self, node: Node) -> bool:
         """Whether anything trained, or the segment before, lies behind the node."""
@@ -488,7 +491,8 @@ class _Backward:
         for sinks in node.inputs[3:]:
             layout = tape.values[sinks].layout
             spent_on_tokens = tuple(node.letters["batch"]) + tuple(node.letters["seq"])
-            outputs.append(tape.define(f"{node.name}.dsinks", Layout(layout.dims, layout.shards, spent_on_tokens), "gradient"))
+            layout = Layout(layout.dims, layout.shards, spent_on_tokens)
+            outputs.append(tape.define(f"{node.name}.dsinks", layout, "gradient"))
         tape.emit(
             Node(kind="attention_grad", name=f"{node.name}.grad", phase="backward", inputs=(dy, *kept),
                  outputs=tuple(outputs), operands=node.operands, result=node.result, letters=node.letters,
