@@ -12,7 +12,7 @@ from distplan.costmodel.simulate import StageCosts
 from distplan.costmodel.simulate_repeat import simulate_step
 from distplan.costmodel.stages import Split, split
 from distplan.costmodel.step_time import StageLoad, stage_load
-from distplan.costmodel.strategy import Strategies, Strategy
+from distplan.costmodel.strategy import Floats, Strategies, Strategy
 from distplan.costmodel.tables import engine
 from distplan.hardware.cluster import Cluster
 
@@ -53,10 +53,14 @@ def simulate_plan(
     if strategy.pp == 1:
         return None
     load = load_of(model, workload, cluster, runtime, strategy, float(estimate.recompute_layers[0]))
-    m = estimate.num_micro_batches[:1]
+    beyond = beyond_closed_form(load, strategy, estimate.num_micro_batches[:1])
+    return float(estimate.step_seconds[0] + runtime.factor(cluster.accelerator.generation) * beyond)
+
+
+def beyond_closed_form(load: StageLoad, strategy: Strategy, m: Floats) -> float:
+    """Seconds of the simulated pipeline section less those of the closed form; `m` micro-batches, length 1."""
     closed = load.pipeline_time(strategy.schedule, m, strategy.pp, strategy.vpp).seconds[0]
     simulated = simulate_step(
         strategy.schedule, stages=strategy.pp, micro_batches=int(m[0]), chunks=strategy.vpp, costs=stage_costs(load)
     )
-    factor = runtime.factor(cluster.accelerator.generation)
-    return float(estimate.step_seconds[0] + factor * (simulated.seconds - closed))
+    return float(simulated.seconds - closed)

@@ -220,7 +220,7 @@ def stage_load(
     layers: Floats, cut: Split, pp: int, vpp: int, schedule: str,
 ) -> StageLoad:
     """What every stage and chunk does with one micro-batch, for combinations of local and state tables."""
-    forward, backward, recompute, exposed = _segment_seconds(eng, local, state, lid, sid, pp)
+    forward, backward, recompute, exposed = segment_seconds(eng, local, state, lid, sid, pp)
     shares = [_share(layers, run) for run in cut.stages]
     stage_f = [run_sum(run.content, forward) for run in cut.stages]
     stage_b = [_backward(run, share, backward, recompute) for run, share in zip(cut.stages, shares, strict=True)]
@@ -252,7 +252,7 @@ def _stage_run(cut: Split, stage: int) -> int:
     return next(i for i, run in enumerate(cut.stages) if run.first <= stage < run.first + run.count)
 
 
-def _segment_seconds(
+def segment_seconds(
     eng: Engine, local: LocalTables, state: StateTables, lid: NDArray[np.int64], sid: NDArray[np.int64], pp: int
 ) -> tuple[Floats, Floats, Floats, tuple[Floats, Floats]]:
     """(forward, backward, recompute, (exposed forward, exposed backward)) per [segment, combination].

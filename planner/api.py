@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from distplan.costmodel.balance import balance
 from distplan.costmodel.estimate import estimate as price
 from distplan.costmodel.model import Model, Workload
 from distplan.costmodel.model_file import ModelFile, load_model
@@ -117,6 +118,7 @@ def search_setting(
         gpus,
         estimate=price,
         simulate_plan=simulate_plan,
+        balance=balance,
         bounds=bounds,
         global_batches=global_batches,
         objective=objective,
@@ -158,6 +160,7 @@ def estimate_setting(job: Setting, strategy: Strategy) -> Plan:
         strategy,
         estimate=price,
         simulate_plan=simulate_plan,
+        balance=balance,
         reserve_bytes=job.limits.reserve_bytes,
         memory_limit_bytes=job.limits.memory_limit_bytes,
         price_per_gpu_hour=job.limits.price_per_gpu_hour,

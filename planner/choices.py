@@ -9,7 +9,7 @@ import numpy as np
 from distplan.costmodel.strategy import Strategies, Strategy
 from distplan.planner.constraints import warnings
 from distplan.planner.plan import VERDICTS, Choice
-from distplan.planner.pricing import Job, SimulateFunction, verdicts
+from distplan.planner.pricing import BalanceFunction, Job, SimulateFunction, verdicts
 from distplan.planner.ranking import ORDER, Pool, best, rounded
 
 SECONDS_PER_HOUR = 3600.0
@@ -22,6 +22,7 @@ class Pricer:
     job: Job
     price_per_gpu_hour: float | None
     simulate_plan: SimulateFunction | None
+    balance: BalanceFunction | None = None
 
     def choice(self, strategy: Strategy, global_batch: int) -> Choice:
         """Priced alone: the same bits as in its batch."""
@@ -44,6 +45,18 @@ class Pricer:
             self.job.model, workload, self.job.cluster, self.job.runtime, choice.strategy, choice.estimate
         )
         return choice if seconds is None else replace(self._timed(choice, seconds), simulated_seconds=seconds)
+
+    def balanced(self, choice: Choice) -> Choice:
+        """With the best cut of its layers by hand; its own time and memory are those of the default split."""
+        if self.balance is None:
+            return choice
+        job = self.job
+        workload = replace(job.workload, global_batch=choice.global_batch)
+        found = self.balance(
+            job.model, workload, job.cluster, job.runtime, choice.strategy, choice.estimate,
+            simulated_seconds=choice.simulated_seconds,
+        )
+        return replace(choice, balanced=found)
 
     def _timed(self, choice: Choice, seconds: float) -> Choice:
         tokens = float(choice.estimate.tokens[0])

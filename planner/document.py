@@ -105,6 +105,7 @@ def choice(chosen: Choice, plan: Plan) -> Plain:
         "relative": chosen.relative,
         "tie": chosen.tie,
         "warnings": [plain(warning) for warning in chosen.warnings],
+        "balanced": plain(chosen.balanced),
     }
 
 

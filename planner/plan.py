@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from distplan.costmodel.balance import BalancedSplit
 from distplan.costmodel.estimate import Estimate
 from distplan.costmodel.model import Model, Workload
 from distplan.costmodel.runtime import Runtime
@@ -77,6 +78,8 @@ class Choice:
     tie: bool
     """its value is within the error band of the best's: the order between the two is not known"""
     warnings: tuple[Violation, ...] = ()
+    balanced: BalancedSplit | None = None
+    """the best cut of the layers by hand; None without a pipeline, or where the runtime cuts them itself"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,15 +8,18 @@ from typing import Protocol
 
 import numpy as np
 
+from distplan.costmodel.balance import BalancedSplit
 from distplan.costmodel.estimate import Estimate
 from distplan.costmodel.model import Model, Workload
 from distplan.costmodel.runtime import Runtime
 from distplan.costmodel.strategy import Strategies, Strategy
 from distplan.hardware.cluster import Cluster
+from distplan.hardware.errors import DistplanError
 from distplan.planner.constraints import Context, apply, codes, with_runtime
 from distplan.planner.plan import VERDICTS, Counts, RuleCount
 from distplan.planner.ranking import Pool, best, joined, pool_of
 from distplan.planner.space import CHUNK_ROWS, Bounds, Space, legal_chunks, space
+from distplan.planner.wording import gib
 
 MAX_SHORTLIST = 50
 
@@ -54,6 +57,22 @@ class SimulateFunction(Protocol):
     ) -> float | None: ...
 
 
+class BalanceFunction(Protocol):
+    """The best cut of the layers by hand; None where there is none to make."""
+
+    def __call__(
+        self,
+        model: Model,
+        workload: Workload,
+        cluster: Cluster,
+        runtime: Runtime,
+        strategy: Strategy,
+        estimate: Estimate,
+        *,
+        simulated_seconds: float | None,
+    ) -> BalancedSplit | None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What is searched, apart from the GPU counts and batches."""
@@ -73,6 +92,17 @@ class Job:
     shortlist: int = MAX_SHORTLIST
     chunk_rows: int = CHUNK_ROWS
 
+    def __post_init__(self) -> None:
+        """Raises DistplanError where limit and reserve leave no memory to plan for."""
+        given = self.cluster.accelerator.memory_bytes
+        if self.memory_limit_bytes is not None and not self.memory_limit_bytes > 0.0:
+            raise DistplanError(f"memory limit {gib(self.memory_limit_bytes)}: more than 0 is needed")
+        if self.usable_bytes <= 0.0:
+            raise DistplanError(
+                f"reserve {gib(self.reserve_bytes)} leaves nothing of the {gib(self.usable_bytes + self.reserve_bytes)}"
+                f" to plan for ({self.cluster.accelerator.name} gives {gib(given)})"
+            )
+
     def context(self, gpus: int, global_batch: int) -> Context:
         workload = replace(self.workload, global_batch=global_batch)
         domain = int(self.cluster.tiers[0].size) if np.isfinite(self.cluster.tiers[0].size) else gpus
@@ -82,7 +112,7 @@ class Job:
     def usable_bytes(self) -> float:
         """What the driver gives, or the limit where that is less, without the reserve."""
         given = self.cluster.accelerator.memory_bytes
-        return min(given, self.memory_limit_bytes or given) - self.reserve_bytes
+        return min(given, given if self.memory_limit_bytes is None else self.memory_limit_bytes) - self.reserve_bytes
 
     def price(self, rows: Strategies, global_batch: int, *, detail: bool = False) -> Estimate:
         workload = replace(self.workload, global_batch=global_batch)

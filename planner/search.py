@@ -15,7 +15,16 @@ from distplan.planner.choices import Pricer, shortlisted, value_of
 from distplan.planner.constraints import explain_row, with_runtime
 from distplan.planner.neighbours import legal_neighbours, smallest_gpus
 from distplan.planner.plan import OBJECTIVES, Choice, Counts, NothingFits, NothingLegal, OtherRuntime, Plan, Sensitivity
-from distplan.planner.pricing import MAX_SHORTLIST, EstimateFunction, Job, Progress, SimulateFunction, Tally, cost_all
+from distplan.planner.pricing import (
+    MAX_SHORTLIST,
+    BalanceFunction,
+    EstimateFunction,
+    Job,
+    Progress,
+    SimulateFunction,
+    Tally,
+    cost_all,
+)
 from distplan.planner.space import Bounds, check_bounds
 
 MOST_ROWS_WITH_OTHERS = 200_000
@@ -39,6 +48,7 @@ def search(
     *,
     estimate: EstimateFunction,
     simulate_plan: SimulateFunction | None = None,
+    balance: BalanceFunction | None = None,
     bounds: Bounds | None = None,
     global_batches: Sequence[int] = (),
     objective: str = "step-time",
@@ -67,12 +77,13 @@ def search(
         allow_tight=allow_tight, estimate=estimate, shortlist=max(MAX_SHORTLIST, top),
     )  # fmt: skip
     price = price_per_gpu_hour if price_per_gpu_hour is not None else cluster.price_per_gpu_hour or None
-    pricer = Pricer(job=job, price_per_gpu_hour=price, simulate_plan=simulate_plan)
+    pricer = Pricer(job=job, price_per_gpu_hour=price, simulate_plan=simulate_plan, balance=balance)
     tally = cost_all(job, [(n, batch) for n in counts for batch in batches], progress)
     best, runners_up, simulated, cut = _shortlist(pricer, tally, top)
     plan = _plan(pricer, counts, batches, tally.counts(), best, runners_up)
     plan = replace(plan, simulated=simulated, simulation_cut=cut, interrupted=tally.interrupted)
     try:
+        plan = _balanced(plan, pricer)
         return _with_extras(plan, pricer, tally, sensitivity=sensitivity, other_runtimes=other_runtimes)
     except KeyboardInterrupt:
         return replace(plan, interrupted=True)
@@ -87,6 +98,7 @@ def evaluate(
     *,
     estimate: EstimateFunction,
     simulate_plan: SimulateFunction | None = None,
+    balance: BalanceFunction | None = None,
     reserve_bytes: float = 0.0,
     memory_limit_bytes: float | None = None,
     price_per_gpu_hour: float | None = None,
@@ -103,8 +115,8 @@ def evaluate(
     if broken:
         raise RuleError("; ".join(f"{v.code} {v.sentence}{_hint(v.nearest)}" for v in broken))
     price = price_per_gpu_hour if price_per_gpu_hour is not None else cluster.price_per_gpu_hour or None
-    pricer = Pricer(job=job, price_per_gpu_hour=price, simulate_plan=simulate_plan)
-    choice = pricer.simulated(pricer.choice(strategy, workload.global_batch))
+    pricer = Pricer(job=job, price_per_gpu_hour=price, simulate_plan=simulate_plan, balance=balance)
+    choice = pricer.balanced(pricer.simulated(pricer.choice(strategy, workload.global_batch)))
     one = {"fits": 0, "tight": 0, "out": 0} | {choice.verdict: 1}
     counts = Counts(enumerated=1, rejected=(), legal=1, costed=1, **one)
     plan = _plan(pricer, (strategy.gpus,), (workload.global_batch,), counts, choice, ())
@@ -170,6 +182,13 @@ def _with_extras(plan: Plan, pricer: Pricer, tally: Tally, *, sensitivity: bool,
             return replace(plan, notes=(*plan.notes, note))
         plan = replace(plan, other_runtime=_other_runtime(plan, pricer))
     return plan
+
+
+def _balanced(plan: Plan, pricer: Pricer) -> Plan:
+    if plan.interrupted or plan.best is None:
+        return plan
+    runners_up = tuple(pricer.balanced(choice) for choice in plan.runners_up)
+    return replace(plan, best=pricer.balanced(plan.best), runners_up=runners_up)
 
 
 def _without_plan(plan: Plan, pricer: Pricer, tally: Tally) -> Plan:

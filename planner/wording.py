@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from distplan.hardware.units import format_gib, format_seconds
@@ -73,3 +74,9 @@ def share(part: float, whole: float, width: int) -> str:
 def words(name: str) -> str:
     """A field's name as prose: exposed_tp -> 'exposed tp'."""
     return name.replace("_", " ")
+
+
+def split_label(layers: Sequence[int]) -> str:
+    """Layers of chunks, runs of equal ones together: 8, 9×2, 6."""
+    runs = [(value, len(list(run))) for value, run in groupby(layers)]
+    return ", ".join(f"{value}" if times == 1 else f"{value}×{times}" for value, times in runs)
