@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distplan.costmodel.model import Attention, Mlp, Model, Moe
 from distplan.costmodel.strategy import Strategy
@@ -11,6 +12,9 @@ from distplan.hardware.documents import load_mapping, write_atomically
 from distplan.hardware.errors import DistplanError
 from distplan.planner.inputs import InputError, one_number, one_word
 from distplan.planner.terminal import clean, say, write_data
+
+if TYPE_CHECKING:
+    from distplan.planner.import_file import Imported
 
 Options = dict[str, Any]
 OK, NOTHING = 0, 3
@@ -36,11 +40,13 @@ def run_export(name: str, options: Options) -> int:
 
 def run_import(name: str, options: Options) -> int:
     """Print the strategy that a launcher's file means; with --model price it, and write a strategy.yaml."""
+    from distplan.costmodel.model_file import load_model
     from distplan.planner.import_file import READERS, import_file
 
     launcher = None if options["from_"] is None else one_word("--from", options["from_"], READERS)
     gpus = None if options["gpus"] is None else one_number("--gpus", options["gpus"])
-    found = import_file(name, launcher=launcher, gpus=gpus)
+    layers = None if options["model"] is None else load_model(options["model"]).model.layers
+    found = import_file(name, launcher=launcher, gpus=gpus, layers=layers)
     for note in found.notes:
         say(f"distplan: {clean(name)}: {clean(note)}", quiet=options["quiet"])
     if options["model"] is None:
@@ -48,7 +54,7 @@ def run_import(name: str, options: Options) -> int:
     return _price(name, found, options)
 
 
-def _as_yaml(found: Any) -> str:
+def _as_yaml(found: Imported) -> str:
     from distplan.planner.output import yaml_text
     from distplan.planner.plain import plain
 
@@ -59,7 +65,7 @@ def _as_yaml(found: Any) -> str:
     return command + sp + "\n" + yaml_text(content | ({"model": dict(found.model)} if found.model else {}))
 
 
-def _typed(found: Any) -> dict[str, Any]:
+def _typed(found: Imported) -> dict[str, Any]:
     """What differs from what estimate assumes, as its options."""
     usual = Strategy(tp=found.strategy.tp)
     typed = {
@@ -73,7 +79,7 @@ def _typed(found: Any) -> dict[str, Any]:
     return typed | {key: found.workload[key] for key in options if key in found.workload}
 
 
-def _price(name: str, found: Any, options: Options) -> int:
+def _price(name: str, found: Imported, options: Options) -> int:
     from distplan.planner import api
     from distplan.planner.plan_file import plan_text
     from distplan.planner.search import RuleError
@@ -107,7 +113,7 @@ def _own_hardware(name: str | None) -> Any:
     return load_mapping(name).value if name is not None and is_file else None
 
 
-def _differences(stated: Any, model: Model) -> list[str]:
+def _differences(stated: Mapping[str, Any], model: Model) -> list[str]:
     """Sentences: sizes in the file that are not the model's."""
     kinds = [model.kinds[kind] for kind in dict.fromkeys(model.pattern)]
     attention = next((kind.mixer for kind in kinds if isinstance(kind.mixer, Attention)), None)

@@ -17,7 +17,7 @@ _STRATEGIES = {
 """FSDP1's sharding strategy, by name or by torch's number -> ZeRO stage"""
 
 
-def read_accelerate(document: Document) -> Reading:
+def read_accelerate(document: Document, layers: int | None = None) -> Reading:
     """Raises DocumentError with file, line and key."""
     names = option_names("accelerate").value
     check_names(document, names["top"], strict=True)

@@ -11,7 +11,7 @@ _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumu
 _OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "fusedadam": "adamw", "sgd": "sgd", "adam8bit": "adamw8bit"}
 
 
-def read_deepspeed(document: Document) -> Reading:
+def read_deepspeed(document: Document, layers: int | None = None) -> Reading:
     """Raises DocumentError with file, line and key."""
     doc = _without_auto(document)
     names = option_names("deepspeed").value

@@ -20,7 +20,7 @@ from distplan.planner.import_torchtitan import read_torchtitan
 from distplan.planner.imported import Reading
 from distplan.planner.launcher import JOB_FACTS, Unsaid, read_unsaid
 
-READERS: Mapping[str, Callable[[Document], Reading]] = {
+READERS: Mapping[str, Callable[[Document, int | None], Reading]] = {
     "megatron": read_megatron,
     "deepspeed": read_deepspeed,
     "torchtitan": read_torchtitan,
@@ -48,21 +48,26 @@ class Imported:
     notes: tuple[str, ...]
 
 
-def import_file(path: str | os.PathLike[str], *, launcher: str | None = None, gpus: int | None = None) -> Imported:
+def import_file(
+    path: str | os.PathLike[str], *, launcher: str | None = None, gpus: int | None = None, layers: int | None = None
+) -> Imported:
     """Read a file of `launcher` (told by its content unless given). Raises DistplanError with file, line and key.
 
-    gpus: the number of processes, where the file leaves it to whoever starts them.
+    gpus: the number of processes, where the file leaves it to whoever starts them. layers: of the model, where
+    a file cuts its pipeline by layers per stage.
     """
     if launcher is not None and launcher not in READERS:
         raise UnknownNameError("launcher to import from", launcher, READERS)
     file, text = os.fspath(path), read_text(path)
     document, found = _document(file, text, launcher)
-    reading = READERS[found](document)
+    reading = READERS[found](document, layers)
     unsaid, unknown = _restorable(read_unsaid(_comments(document, text)))
     facts = _meant(dict(reading.facts), unsaid)
     if gpus is not None:
         facts["gpus"] = gpus
     strategy = _strategy(facts, document, unsaid)
+    if facts.get("global_batch") is None and facts.get("local_batch") is not None:
+        facts["global_batch"] = facts["local_batch"] * strategy.dp
     return Imported(
         launcher=found,
         runtime=RUNTIMES[found],

@@ -28,14 +28,15 @@ _MODEL = {
 _GRANULARITY = {"full": "full", "selective": "selective"}
 
 
-def read_megatron(document: Document) -> Reading:
+def read_megatron(document: Document, layers: int | None = None) -> Reading:
     """Raises DocumentError with file, line and argument."""
     doc = _dashed(document)
     names = option_names("megatron").value
     notes = check_names(doc, (*names["flags"], *names["options"], *_TORCHRUN, LOOSE), strict=False)
     tp, pp, cp = _degree(doc, "tensor-model-parallel-size"), _degree(doc, "pipeline-model-parallel-size"), _cp(doc)
     model = _sizes(doc)
-    vpp = _chunks(doc, model, pp)
+    known = {"layers": layers, **model} if layers else model
+    vpp = _chunks(doc, known, pp)
     zero = _zero(doc)
     facts: dict[str, Any] = {
         "gpus": _gpus(doc),
@@ -54,7 +55,7 @@ def read_megatron(document: Document) -> Reading:
         "dp_replicate": _degree(doc, "num-distributed-optimizer-instances") if zero else 1,
         "micro_batch": _degree(doc, "micro-batch-size"),
         "schedule": "interleaved" if vpp > 1 else "1f1b",
-        **_recompute(doc, model, pp, vpp),
+        **_recompute(doc, known, pp, vpp),
         **_workload(doc),
     }
     return Reading(facts=facts, model=model, notes=notes)
@@ -102,7 +103,7 @@ def _chunks(doc: Document, model: Mapping[str, Any], pp: int) -> int:
         return _degree(doc, "num-virtual-stages-per-pipeline-rank")
     each = take(doc, "num-layers-per-virtual-pipeline-stage", int, minimum=1)
     if "layers" not in model:
-        raise doc.error("needs --num-layers in the same file", "num-layers-per-virtual-pipeline-stage")
+        raise doc.error("needs --num-layers in the same file, or --model", "num-layers-per-virtual-pipeline-stage")
     counted = model["layers"] + sum(
         _flag(doc, f"account-for-{part}-in-pipeline-split") for part in ("embedding", "loss")
     )

@@ -11,13 +11,14 @@ from distplan.planner.import_arguments import LOOSE
 from distplan.planner.imported import Reading, check_names, one_of, option_names
 
 _SECTIONS = ("parallelism", "training")
+_PER_STAGE = "parallelism.pipeline_parallel_layers_per_stage"
 _AC = "activation-checkpoint:"
 _SCHEDULES = {v: k for k, v in SCHEDULES.items()}
 _ROTATIONS = {"allgather": "all_gather", "alltoall": "ring"}
 
 
-def read_torchtitan(document: Document) -> Reading:
-    """Raises DocumentError with file, line and option."""
+def read_torchtitan(document: Document, layers: int | None = None) -> Reading:
+    """`layers` of the model, where they are known, tell the chunks that layers per stage mean. Raises DocumentError."""
     parallel = _section(document, "parallelism")
     training = _section(document, "training")
     names = option_names("torchtitan").value
@@ -45,17 +46,33 @@ def read_torchtitan(document: Document) -> Reading:
         "etp": _degree(parallel, "expert_tensor_parallel_degree"),
         "zero": zero,
         "schedule": schedule,
-        "vpp": 2 if schedule in CHUNKED else 1,
+        "vpp": _chunks(parallel, layers, pp, schedule),
         **_recompute(document),
-        **_batch(parallel, training, pp, replicate * (shard or 1)),
+        **_batch(parallel, training, pp),
         "precision": _precision(training),
         "optimizer": "adamw",
         "attention": "flash",
     }
     facts["sp"] = facts["tp"] > 1 and take(parallel, "parallelism.enable_sequence_parallel", bool, default=True)
-    cut = parallel.value.get("parallelism.pipeline_parallel_layers_per_stage")
-    notes = ("vpp is taken from the schedule; layers_per_stage needs the model",) if cut is not None else ()
+    open_cut = parallel.value.get(_PER_STAGE) is not None and layers is None
+    notes = ("vpp is taken from the schedule; pipeline_parallel_layers_per_stage needs --model",) if open_cut else ()
     return Reading(facts=facts, notes=notes)
+
+
+def _chunks(parallel: Document, layers: int | None, pp: int, schedule: str) -> int:
+    """vpp: two chunks a rank where the schedule has several, unless layers per stage say otherwise."""
+    if layers is None or pp == 1 or parallel.value.get(_PER_STAGE) is None:
+        return 2 if pp > 1 and schedule in CHUNKED else 1
+    each = take(parallel, _PER_STAGE, int, minimum=1)
+    # torchtitan counts the embedding and the head as a layer each unless told otherwise
+    for end in ("first", "last"):
+        layers += take(parallel, f"parallelism.pipeline_parallel_{end}_stage_less_layers", int, default=1, minimum=0)
+    chunks = -(-layers // each)
+    if chunks % pp:
+        raise parallel.error(
+            f"{layers} layers, {each} per stage, make {chunks} stages, no multiple of {pp}", _PER_STAGE
+        )
+    return chunks // pp
 
 
 def _section(document: Document, section: str) -> Document:
@@ -103,7 +120,7 @@ def _recompute(document: Document) -> dict[str, Any]:
     return {"recompute": mode, "recompute_layers": 0}
 
 
-def _batch(parallel: Document, training: Document, pp: int, dp: int) -> dict[str, Any]:
+def _batch(parallel: Document, training: Document, pp: int) -> dict[str, Any]:
     local = take(training, "training.local_batch_size", int, default=8, minimum=1)
     total = take(training, "training.global_batch_size", int, default=-1, minimum=-1)
     micro = (
@@ -112,7 +129,8 @@ def _batch(parallel: Document, training: Document, pp: int, dp: int) -> dict[str
     norm = training.value.get("training.max_norm", 1.0)
     return {
         "micro_batch": micro,
-        "global_batch": total if total > 0 else local * dp,
+        "global_batch": total if total > 0 else None,
+        "local_batch": local,
         "seq_len": take(training, "training.seq_len", int, default=2048, minimum=1),
         "clip_grad": str(norm) != "inf",
         "offload_optimizer": take(training, "training.enable_cpu_offload", bool, default=False),

@@ -17,8 +17,9 @@ _SIMILAR = 0.84
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """facts: fields of a strategy and of the job that the file states, under their names; and `dp`, the
-    product of dp_replicate and dp_shard, where only that is known. model: sizes of the model it states.
+    """facts: fields of a strategy and of the job that the file states, under their names; `dp`, the product of
+    dp_replicate and dp_shard, where only that is known; `local_batch`, the sequences of a step over dp.
+    model: sizes of the model it states.
     notes: sentences on what was assumed or passed over."""
 
     facts: Mapping[str, Any]
