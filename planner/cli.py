@@ -13,9 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from distplan.hardware.errors import DistplanError
-from distplan.planner import cli_schedule
+from distplan.planner import cli_report, cli_schedule
 from distplan.planner.cli_commands import register
 from distplan.planner.cli_options import ESTIMATE, EXPORT, IMPORT, SEARCH, SHOW, canonical, takes
+from distplan.planner.cli_question_options import MEASURED, TRAINING
 from distplan.planner.cli_timeline import STEP
 from distplan.planner.terminal import clean, say
 
@@ -87,7 +88,7 @@ def _root(version: Version = False) -> None:
 
 
 @app.command(epilog=_EPILOG, no_args_is_help=True)
-@takes(SEARCH)
+@takes(SEARCH | TRAINING)
 def search(model: ModelFile, **options: Any) -> int:
     """Find the fastest strategy that fits, and write it to strategy.yaml."""
     from distplan.planner.cli_run import run_search
@@ -96,7 +97,7 @@ def search(model: ModelFile, **options: Any) -> int:
 
 
 @app.command(epilog=_EPILOG, no_args_is_help=True)
-@takes(ESTIMATE | STEP)
+@takes(ESTIMATE | STEP | MEASURED)
 def estimate(model: EstimateFile, **options: Any) -> int:
     """Price one strategy: --tp 8 --pp 4 …, or a strategy.yaml. What is not given is 1, off or none.
 
@@ -193,6 +194,7 @@ def models_show(model: ModelFile, graph: Graph = False, **options: Any) -> int:
 
 register(app, _EPILOG)
 cli_schedule.register(app, _EPILOG)
+cli_report.register(app, _EPILOG)
 
 
 def say_data(text: str) -> None:
