@@ -56,6 +56,8 @@ def load_model(name_or_path: str | os.PathLike[str]) -> ModelFile:
     """
     given = os.fspath(name_or_path)
     path = Path(given)
+    if not given:
+        raise DocumentError("is no name: a file, a folder or a shipped model is expected", file="''")
     if "\0" in given:
         raise DocumentError("is not a path", file=repr(given))
     shipped = {name.lower(): name for name in shipped_models()}

@@ -208,24 +208,20 @@ class WorstMemory:
     @staticmethod
     def of(memories: Sequence[StageMemory], runtime: Runtime) -> WorstMemory:
         """The first of equals."""
-        first = memories[0]
+        first, size = memories[0], len(memories[0].allocated)
         reserved = first.allocated + first.fragmentation
-        which = np.zeros(len(reserved))
+        which, stage, phase = np.zeros(size), np.full(size, float(first.stage)), np.full(size, float(first.phase))
+        allocated, fragmentation = first.allocated.copy(), first.fragmentation.copy()
         for number, memory in enumerate(memories[1:], start=1):
             other = memory.allocated + memory.fragmentation
             more = other > reserved
-            which[more] = float(number)
+            which[more], stage[more], phase[more] = float(number), float(memory.stage), float(memory.phase)
+            np.copyto(allocated, memory.allocated, where=more)
+            np.copyto(fragmentation, memory.fragmentation, where=more)
             reserved = np.maximum(reserved, other)
-
-        def chosen(values: Sequence[Floats | float]) -> Floats:
-            return np.asarray(np.choose(which.astype(np.intp), [np.asarray(v) for v in values]), dtype=np.float64)
-
         return WorstMemory(
-            stage=chosen([float(memory.stage) for memory in memories]),
-            phase=chosen([float(memory.phase) for memory in memories]),
-            allocated=chosen([memory.allocated for memory in memories]),
-            fragmentation=chosen([memory.fragmentation for memory in memories]),
-            reserved=reserved, device=reserved + runtime.context_bytes, which=which,
+            stage=stage, phase=phase, allocated=allocated, fragmentation=fragmentation, reserved=reserved,
+            device=reserved + runtime.context_bytes, which=which,
         )
 
     def parts(self, memories: Sequence[StageMemory], runtime: Runtime) -> Floats:

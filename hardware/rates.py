@@ -62,7 +62,7 @@ def _gemm_of(rates: Rates, dtype: str) -> GemmRates:
     found = rates.gemm.get(dtype)
     if found is None:
         known = ", ".join(rates.gemm)
-        raise DistplanError(f"{rates.accelerator} has no {dtype} matrix rate (it has {known})")
+        raise DistplanError(f"{rates.accelerator} has no {dtype} matrix rate; choose a precision that has one: {known}")
     return found
 
 

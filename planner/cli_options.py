@@ -77,7 +77,7 @@ MACHINE: Mapping[str, Row] = {
     "runtime": Row(takes="NAME|FILE", help="The framework whose rules hold; any is the union of all."),
     "mesh_order": Row(takes="AXES", help="Mesh axes outermost first: pp,dp_replicate,dp_shard,cp,tp."),
     "reserve": Row(takes="SIZE", help="Memory to leave free on every GPU, such as 10GiB."),
-    "memory_limit": Row(takes="SIZE", help="Memory to plan for in place of the device's, such as 76GiB."),
+    "memory_limit": Row(takes="SIZE", help="Memory to plan for where that is less than the device's, such as 76GiB."),
     "price": Row(takes="PRICE", help="Of a GPU-hour, such as '2.5 USD/h'."),
 }
 

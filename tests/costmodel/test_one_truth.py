@@ -11,7 +11,7 @@ from distplan.costmodel import tables
 from distplan.costmodel.estimate import Estimate, estimate
 from distplan.costmodel.model_file import load_model
 from distplan.costmodel.runtime import load_runtime
-from distplan.costmodel.strategy import Strategies
+from distplan.costmodel.strategy import Strategies, Strategy
 from distplan.costmodel.workload import workload
 from distplan.hardware.cluster import load_cluster
 from distplan.planner.constraints import Context
@@ -64,3 +64,12 @@ def test_a_row_alone_in_a_batch_and_in_odd_chunks_has_the_same_bits(
         ]
         for name, column in whole.items():
             assert np.array_equal(column, np.concatenate([part[name] for part in parts])), (name, size)
+
+
+def test_stages_that_all_differ_are_priced_however_many() -> None:
+    """numpy.choose takes 64 arrays; 48 stages of alternating layers have two or three phases each."""
+    found = load_model("llama-4-maverick")
+    work = workload(found.model, found.workload, gpus=48, overrides={"global_batch": 480})
+    strategy = Strategies.of([Strategy(pp=48)])
+    priced = estimate(found.model, work, load_cluster("dgx-h100"), load_runtime("deepspeed"), strategy, detail=True)
+    assert sum(part[0] for part in priced.memory.values()) == priced.device_bytes[0]

@@ -196,6 +196,11 @@ def test_a_strategy_that_does_not_fit_is_3_and_shown(folder: Path, capsys: pytes
         (["search", "model.yaml", "--gpus", "64", "--optimizer", "adamv"], "adamw"),
         (["search", "model.yaml", "--gpus", "64", "--reserve", "10"], "--reserve '10' has no unit"),
         (["search", "model.yaml", "--gpus", "64", "--memory-limit", "10 parsecs"], "--memory-limit"),
+        (["search", "model.yaml", "--gpus", "64", "--memory-limit", "0GiB"], "more than 0"),
+        (["search", "model.yaml", "--gpus", "64", "--reserve", "90GiB"], "leaves nothing of the 79.11 GiB"),
+        (["estimate", "model.yaml", "--gpus", "64", "--reserve", "90GiB"], "leaves nothing"),
+        (["search", "model.yaml", "--gpus", "64", "--hardware", "dgx-v100"], "no bf16 matrix rate; choose a precision"),
+        (["search", "", "--gpus", "64"], "'': is no name"),
         (["search", "model.yaml", "--gpus", "64", "--objective", "speed"], "--objective speed"),
         (["search", "model.yaml", "--gpus", "64", "--objective", "cost"], "several"),
         (["search", "model.yaml", "--gpus", "64", "--format", "xml"], "--format xml"),
@@ -361,10 +366,14 @@ def test_a_fault_of_ours_is_1_and_asks_for_a_report(
 
 def test_an_interrupt_is_130(folder: Path) -> None:
     asked = ["search", "llama-3.1-405b", "--gpus", "16384", "--runtime", "any", "--sensitivity", "--no-write"]
+    # the list of imports says when the command has begun, however busy the machine is
     running = subprocess.Popen(
-        [sys.executable, "-m", "distplan", *asked], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    time.sleep(1.5)
+        [sys.executable, "-X", "importtime", "-m", "distplan", *asked],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert running.stderr
+    assert any("distplan.planner.cli_run" in imported for imported in running.stderr)
+    time.sleep(0.5)
     assert running.poll() is None, "the search ended before it could be interrupted"
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=30)

@@ -160,6 +160,16 @@ def test_reserve_and_limit_reach_the_verdict() -> None:
     assert fits(reserve_bytes=30 * 2.0**30) < fits()
 
 
+def test_a_limit_above_the_device_gives_nothing_more() -> None:
+    assert plan(16, memory_limit_bytes=1000 * 2.0**30).counts == plan(16).counts
+
+
+@pytest.mark.parametrize("limits", [{"reserve_bytes": 90 * 2.0**30}, {"memory_limit_bytes": 0.0}])
+def test_limits_that_leave_no_memory_are_refused(limits: Any) -> None:
+    with pytest.raises(DistplanError, match=r"reserve|memory limit"):
+        plan(16, **limits)
+
+
 def test_tight_plans_are_kept_only_when_allowed() -> None:
     limit = {"memory_limit_bytes": 20 * 2.0**30, "top": 2000, "bounds": {"micro_batch": (1,)}}
     strict, loose = plan(16, **limit), plan(16, **limit, allow_tight=True)
