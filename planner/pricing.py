@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from distplan.costmodel.balance import BalancedSplit
 from distplan.costmodel.estimate import Estimate
 from distplan.costmodel.model import Model, Workload
 from distplan.costmodel.runtime import Runtime
@@ -54,6 +55,22 @@ class SimulateFunction(Protocol):
         strategy: Strategy,
         estimate: Estimate,
     ) -> float | None: ...
+
+
+class BalanceFunction(Protocol):
+    """The best cut of the layers by hand; None where there is none to make."""
+
+    def __call__(
+        self,
+        model: Model,
+        workload: Workload,
+        cluster: Cluster,
+        runtime: Runtime,
+        strategy: Strategy,
+        estimate: Estimate,
+        *,
+        simulated_seconds: float | None,
+    ) -> BalancedSplit | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

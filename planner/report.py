@@ -23,6 +23,7 @@ from distplan.planner.wording import (
     seconds,
     share,
     signed_seconds,
+    split_label,
     strategy_label,
     words,
 )
@@ -45,6 +46,7 @@ def report(shown: Plain) -> Iterator[RenderableType]:
     else:
         yield from _strategy(best)
         yield from _time(best, shown)
+        yield from _balanced(best)
         yield from _communication(best)
         yield from _memory(best, shown["assumptions"])
         yield from _runners_up(shown)
@@ -150,6 +152,29 @@ def _utilization(best: Plain, accelerator: str) -> Iterator[RenderableType]:
     if best["peak_dtype"] not in ("bf16", "fp16") and bf16:
         share = percent(best["mfu"] * peak / bf16)
         yield line(f"MFU {share} relative to {format_tflops_per_second(bf16)}, its dense bf16 peak")
+
+
+def _balanced(best: Plain) -> Iterator[RenderableType]:
+    """Stages cut by hand: at most three lines."""
+    split = best["balanced"]
+    if split is None:
+        return
+    gain = 1.0 - split["step_seconds"] / split["default_step_seconds"]
+    if split["layers"] == split["default_layers"] and gain <= 0.0:
+        yield line(f"stages: no cut by hand beats the default {split_label(split['default_layers'])}{_proved(split)}")
+        return
+    layers, default = split_label(split["layers"]), split_label(split["default_layers"])
+    yield line(f"stages by hand: layers {layers}, by default {default}")
+    here, there = gib(split["device_bytes"]), gib(split["default_device_bytes"])
+    time = f"{seconds(split['step_seconds'])} ({percent(-gain, signed=True)})"
+    yield line(f"then {time} and {here} on the worst stage, by default {there}{_proved(split)}")
+    again = split["recompute_layers"]
+    if any(number != split["default_recompute_layers"] for number in again):
+        yield line(f"layers recomputed per stage {split_label(again)}, by default {split['default_recompute_layers']}")
+
+
+def _proved(split: Plain) -> str:
+    return f" (at most {percent(split['gap'])} from the best)" if split["gap"] > 0.0 else ""
 
 
 def _communication(best: Plain) -> Iterator[RenderableType]:
