@@ -15,13 +15,15 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from distplan.costmodel.casting import for_accelerator, with_high_ends
 from distplan.costmodel.decompose import decompose_norms
+from distplan.costmodel.derive import derive
 from distplan.costmodel.graph import Segment, segments
 from distplan.costmodel.local_costs import LocalCosts, category_total, local_costs
 from distplan.costmodel.lower import PHASES, lower
 from distplan.costmodel.model import Attention, Model, Moe, Workload
 from distplan.costmodel.placements import check_marks, marks_of
-from distplan.costmodel.program import SegmentProgram, Structure, derive
+from distplan.costmodel.program import SegmentProgram, Structure
 from distplan.costmodel.runtime import Runtime
 from distplan.costmodel.sizes import mesh_strides, mesh_symbols, padded_vocab
 from distplan.costmodel.state import StateCosts, clip_seconds, lower_state, state_costs, tied_gradients
@@ -229,6 +231,8 @@ def _state_arrays(costs: StateCosts) -> Mapping[str, Floats]:
         "produced": costs.produced_elements,
         "stored": costs.stored_elements,
         "trained": costs.trained_elements,
+        "cast_used": costs.cast_used_elements,
+        "cast_stored": costs.cast_stored_elements,
         "reduce": costs.reduce_seconds,
         "replicate": costs.replicate_seconds,
         "gather": costs.gather_seconds,
@@ -259,7 +263,9 @@ class _Same:
 
 @lru_cache(maxsize=16)
 def _engine(same: _Same) -> Engine:
-    model, workload, cluster, runtime = same.model, same.workload, same.cluster, same.runtime
+    cluster, runtime = same.cluster, same.runtime
+    workload = replace(same.workload, precision=for_accelerator(same.workload.precision, cluster.accelerator))
+    model = with_high_ends(same.model, workload.precision)
     check_marks(model, workload)
     parts = segments(model, workload, runtime.fused_glu)
     if not runtime.fused_norm:

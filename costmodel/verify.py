@@ -31,7 +31,8 @@ from distplan.costmodel.interpret_step import (
 from distplan.costmodel.layout import Axes, Layout, placed
 from distplan.costmodel.model import Model, Workload
 from distplan.costmodel.operators import TOKENS
-from distplan.costmodel.program import COLLECTIVES, SLOT_AXES, SegmentProgram, residual_placement
+from distplan.costmodel.program import COLLECTIVES, SegmentProgram, residual_placement
+from distplan.costmodel.rules import SLOT_AXES
 from distplan.costmodel.runtime import Runtime
 from distplan.costmodel.state_path import state_path
 from distplan.costmodel.strategy import Strategy
