@@ -56,14 +56,20 @@ class Predicted:
     left_out: tuple[tuple[Row, str], ...]
 
 
-def predict(rows: Sequence[Row]) -> Predicted:
-    """Every row, or why not."""
+def cases_of(rows: Sequence[Row]) -> tuple[list[Case], list[tuple[Row, str]]]:
+    """(what can be described, what is left out and why)."""
     cases, left_out = [], []
     for row in rows:
         try:
             cases.append(case_of(row))
         except DistplanError as error:
             left_out.append((row, str(error)))
+    return cases, left_out
+
+
+def predict(rows: Sequence[Row]) -> Predicted:
+    """Every row, or why not."""
+    cases, left_out = cases_of(rows)
     found: list[Prediction] = []
     for members in _batches(cases):
         try:
@@ -73,6 +79,12 @@ def predict(rows: Sequence[Row]) -> Predicted:
     order = {row["id"]: at for at, row in enumerate(rows)}
     found.sort(key=lambda prediction: order[prediction.case.row["id"]])
     return Predicted(predictions=tuple(found), left_out=tuple(left_out))
+
+
+def predict_cases(cases: Sequence[Case]) -> list[Prediction]:
+    """Predictions in the order of the cases. Raises DistplanError for one that cannot be priced."""
+    found = {p.case.row["id"]: p for members in _batches(cases) for p in _predict_alike(members)}
+    return [found[case.row["id"]] for case in cases]
 
 
 def _batches(cases: Sequence[Case]) -> Iterator[list[Case]]:

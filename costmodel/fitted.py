@@ -105,15 +105,16 @@ def context_bytes(runtime: str) -> float:
 
 def time_band(generation: str, runtime: str, kind: str) -> Band:
     """Of the step time; kind: dense | moe. The runs most like it: narrowest key first, `default` last."""
-    return _band(fitted().time_band, generation, runtime, kind)
+    return nearest_band(fitted().time_band, generation, runtime, kind)
 
 
 def memory_band(generation: str, runtime: str, kind: str) -> Band:
     """Of the device's bytes."""
-    return _band(fitted().memory_band, generation, runtime, kind)
+    return nearest_band(fitted().memory_band, generation, runtime, kind)
 
 
-def _band(bands: Mapping[tuple[str, ...], Band], generation: str, runtime: str, kind: str) -> Band:
+def nearest_band(bands: Mapping[tuple[str, ...], Band], generation: str, runtime: str, kind: str) -> Band:
+    """The band of the narrowest key that there is."""
     ladder = (
         (generation, runtime, kind), (generation, DEFAULT, kind), (DEFAULT, runtime, kind), (DEFAULT, DEFAULT, kind),
     )

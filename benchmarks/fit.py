@@ -1,0 +1,102 @@
+"""Fit the constants of costmodel/fitted.yaml to measured runs, and print what they explain.
+
+    python -m benchmarks.fit runs.csv [-o costmodel/fitted.yaml]
+
+Only these: a software factor per runtime and generation, how well each kind of collective hides, fragmentation and
+context per runtime; and the quantiles of the residuals. Beside each fit stands the error where the source of the
+run was left out of it. Sources weigh alike, whatever their number of rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from benchmarks.accuracy_rows import read_rows, select
+from benchmarks.fit_bands import memory_bands, time_bands
+from benchmarks.fit_memory import fit_memory
+from benchmarks.fit_time import TimeFit, errors_of, factors_of, fit_overlaps, prepare, source_of
+from distplan.costmodel.fitted import FILE
+from distplan.hardware.errors import DistplanError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fit", description=__doc__.splitlines()[0])
+    parser.add_argument("file", help="a truth file (CSV)")
+    parser.add_argument("-o", "--output", default=str(FILE))
+    options = parser.parse_args(arguments)
+    try:
+        due = select(read_rows(options.file)).due
+    except DistplanError as error:
+        print(error, file=sys.stderr)
+        return 2
+    fit = prepare(due)
+    overlaps = fit_overlaps(fit)
+    factors = factors_of(fit, overlaps, fit.rows)
+    residuals = _left_out(fit, overlaps)
+    memory = fit_memory(due)
+    document = {
+        "note": f"written by python -m benchmarks.fit from {len(fit.rows)} timed and {memory.runs} memory rows",
+        "software_factor": _factor_entries(fit, factors),
+        "overlap_efficiency": {
+            kind: {"value": round(value, 3), "runs": fit.runs_with(kind)} for kind, value in overlaps.items()
+        },
+        "fragmentation": memory.fragmentation,
+        "context_bytes": memory.context_bytes,
+        "time_band": time_bands(fit, residuals),
+        "memory_band": memory_bands(memory),
+    }
+    _print(fit, overlaps, factors, residuals)
+    Path(options.output).write_text(yaml.safe_dump(document, sort_keys=False, width=120), encoding="utf-8")
+    return 0
+
+
+def _left_out(fit: TimeFit, overlaps: Mapping[str, float]) -> np.ndarray:
+    """log(measured / predicted) of every row with the factors of all other sources."""
+    found = np.zeros(len(fit.rows))
+    for source in dict.fromkeys(source_of(row) for row in fit.rows):
+        others = [row for row in fit.rows if source_of(row) != source]
+        mine = [at for at, row in enumerate(fit.rows) if source_of(row) == source]
+        factors = factors_of(fit, overlaps, others)
+        found[mine] = errors_of(fit, overlaps, factors)[mine]
+    return found
+
+
+def _factor_entries(fit: TimeFit, factors: Mapping[tuple[str, str], float]) -> dict[str, Any]:
+    entries: dict[str, Any] = {}
+    for (runtime, generation), value in sorted(factors.items()):
+        runs, sources = fit.counts(runtime, generation)
+        entries.setdefault(runtime, {})[generation] = {"value": round(value, 4), "runs": runs, "sources": sources}
+    return entries
+
+
+def _print(
+    fit: TimeFit, overlaps: Mapping[str, float], factors: Mapping[tuple[str, str], float], residuals: np.ndarray
+) -> None:
+    for kind, value in overlaps.items():
+        print(f"overlap efficiency {kind:12} {value:.2f} ({fit.runs_with(kind)} runs)")
+    for (runtime, generation), value in sorted(factors.items()):
+        print(f"software factor    {runtime:14} {generation:10} {value:.3f} {fit.counts(runtime, generation)}")
+    inside = errors_of(fit, overlaps, factors)
+    for name, values in (("fitted", inside), ("source left out", residuals)):
+        print(f"{name:16} {_line(values)}")
+    for source in dict.fromkeys(source_of(row) for row in fit.rows):
+        mine = [at for at, row in enumerate(fit.rows) if source_of(row) == source]
+        print(f"  {source[:44]:44} {len(mine):4}  fitted {_line(inside[mine])}   left out {_line(residuals[mine])}")
+
+
+def _line(values: Sequence[float] | np.ndarray) -> str:
+    """Absolute relative errors of predicted over measured."""
+    size = np.abs(np.exp(-np.asarray(values)) - 1.0)
+    median, mean, p90 = 100 * np.median(size), 100 * size.mean(), 100 * np.quantile(size, 0.9)
+    return f"median {median:5.1f} %, mean {mean:5.1f} %, p90 {p90:5.1f} %"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
