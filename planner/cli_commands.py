@@ -8,6 +8,7 @@ import typer
 
 from distplan.planner.cli_check_options import CHECK, DIFF, EXPLAIN, SCHEMA
 from distplan.planner.cli_options import takes
+from distplan.planner.cli_question_options import CROSSOVER, LIMITS, SWEEP
 
 StrategyFiles = Annotated[list[str], typer.Argument(help="Strategy files, as search writes them.", metavar="PLAN...")]
 Before = Annotated[str, typer.Argument(help="A strategy file.", metavar="A")]
@@ -16,12 +17,15 @@ What = Annotated[
     str, typer.Argument(help="A rule's code (DP012), a strategy file, or a field (model.yaml:top_k).", metavar="WHAT")
 ]
 OfPlan = Annotated[str | None, typer.Argument(help="With a code: the strategy file to apply it to.", metavar="[PLAN]")]
+ModelOrPlan = Annotated[str, typer.Argument(help="A model as for search, or a strategy file.", metavar="MODEL|PLAN")]
+OneModel = Annotated[str, typer.Argument(help="A model as for search.", metavar="MODEL")]
+Models = Annotated[list[str], typer.Argument(help="Models as for search.", metavar="MODEL...")]
 Kind = Annotated[str, typer.Argument(help="model, strategy or hardware.", metavar="WHAT")]
 
 
 def register(app: typer.Typer, epilog: str) -> None:
     """Add every command of this module to `app`."""
-    for command in (check, diff, explain, schema):
+    for command in (check, diff, explain, schema, limits, crossover, sweep):
         app.command(epilog=epilog, no_args_is_help=True)(command)
 
 
@@ -55,3 +59,27 @@ def schema(what: Kind, **options: Any) -> int:
     from distplan.planner.cli_check import run_schema
 
     return run_schema(what, options)
+
+
+@takes(LIMITS)
+def limits(model: ModelOrPlan, **options: Any) -> int:
+    """Find the longest sequence or the largest micro-batch that fits, and what is in the way beyond it."""
+    from distplan.planner.cli_questions import run_limits
+
+    return run_limits(model, options)
+
+
+@takes(CROSSOVER)
+def crossover(model: OneModel, **options: Any) -> int:
+    """Find the network bandwidth at which one family of strategies (ZeRO 3) beats another (TP and PP)."""
+    from distplan.planner.cli_questions import run_crossover
+
+    return run_crossover(model, options)
+
+
+@takes(SWEEP)
+def sweep(models: Models, **options: Any) -> int:
+    """Search many models, systems, GPU counts, batches and lengths: scaling, days and money. Resumable."""
+    from distplan.planner.cli_questions import run_sweep
+
+    return run_sweep(models, options)

@@ -23,7 +23,9 @@ from distplan.planner.inputs import InputError, dimension, gpu_counts, one_numbe
 from distplan.planner.output import FORMATS, csv_text, json_text, yaml_text
 from distplan.planner.plan import OBJECTIVES, Plan
 from distplan.planner.plan_file import PlanFile, is_plan, read_plan, write_plan
+from distplan.planner.questions import asked
 from distplan.planner.report import report
+from distplan.planner.report_questions import answers_report
 from distplan.planner.search import RuleError
 from distplan.planner.strategy_from import strategy_from
 from distplan.planner.terminal import clean, progress, say, write_data
@@ -42,7 +44,7 @@ def run_search(model: str, options: Options) -> int:
     gpus = gpu_counts(_gpus(options), node=cluster.gpus_per_node)
     batches = _global_batches(options)
     job = _setting(model, options, gpus=max(gpus), global_batch=batches[0] if batches else None)
-    bounds = _given(options)
+    bounds = given_bounds(options)
     quiet, no_color = options["quiet"], options["no_color"]
     with progress("searching", quiet=quiet, no_color=no_color) as shown:
         plan = api.search_setting(
@@ -58,7 +60,7 @@ def run_search(model: str, options: Options) -> int:
             progress=shown,
         )
     plan = replace(plan, notes=(*_within(bounds), *plan.notes))
-    _show(plan, form, no_color=no_color)
+    _show(plan, form, options)
     if plan.interrupted:
         return INTERRUPTED
     if plan.best is None:
@@ -76,7 +78,7 @@ def run_estimate(name: str, options: Options) -> int:
     except RuleError as error:
         say(f"distplan: {job.runtime.name} cannot run this strategy: {clean(error)}")
         return NOTHING
-    _show(plan, form, no_color=options["no_color"])
+    _show(plan, form, options)
     show_step(plan, options, form)
     if options["output"]:
         _write(options["output"], plan, hardware, quiet=options["quiet"])
@@ -86,12 +88,12 @@ def run_estimate(name: str, options: Options) -> int:
 
 def chosen(name: str, options: Options) -> tuple[Strategy, api.Setting, Any]:
     """The one strategy of a strategy file, or of a model and options; its setting; the user's own hardware."""
-    file = _plan_file(name)
+    file = plan_file(name)
     if file is not None:
         for sentence in file.changed:
             say(f"distplan: {name}: {sentence}")
         return file.strategy, _setting_of(file, options), file.hardware_document
-    strategy = strategy_from(_given(options), gpus=_one_gpu_count(options))
+    strategy = strategy_from(given_bounds(options), gpus=_one_gpu_count(options))
     batches = _global_batches(options)
     if len(batches) > 1:
         raise InputError("--global-batch: estimate takes one; search compares several")
@@ -114,7 +116,7 @@ def _global_batches(options: Options) -> tuple[int, ...]:
     return () if text is None else whole_numbers("--global-batch", text, most=MAX_TOKENS)
 
 
-def _given(options: Options) -> dict[str, tuple[Any, ...]]:
+def given_bounds(options: Options) -> dict[str, tuple[Any, ...]]:
     """Strategy field -> the values typed for it, in order."""
     given = {
         name: dimension(name, f"--{name.replace('_', '-')}", options[name])
@@ -135,6 +137,14 @@ def _within(bounds: Mapping[str, tuple[Any, ...]]) -> tuple[str, ...]:
     return (f"searched within {'; '.join(said)}",)
 
 
+def job_setting(model: str, options: Options, *, gpus: int) -> api.Setting:
+    """The job of the options, for questions about one count and one batch."""
+    batches = _global_batches(options)
+    if len(batches) > 1:
+        raise InputError("--global-batch: one value is expected here; search and sweep compare several")
+    return _setting(model, options, gpus=gpus, global_batch=batches[0] if batches else None)
+
+
 def _setting(model: str, options: Options, *, gpus: int, global_batch: int | None) -> api.Setting:
     seq_len = options["seq_len"]
     overrides = {
@@ -146,13 +156,13 @@ def _setting(model: str, options: Options, *, gpus: int, global_batch: int | Non
         gpus=gpus,
         hardware=options["hardware"],
         runtime=options["runtime"],
-        mesh_order=_mesh_order(options),
+        mesh_order=given_mesh_order(options),
         overrides=overrides,
-        limits=_limits(options),
+        limits=given_limits(options),
     )
 
 
-def _limits(options: Options) -> api.Limits:
+def given_limits(options: Options) -> api.Limits:
     return api.Limits(
         reserve_bytes=quantity("--reserve", options["reserve"], parse_bytes) or 0.0,
         memory_limit_bytes=quantity("--memory-limit", options["memory_limit"], parse_bytes),
@@ -160,7 +170,7 @@ def _limits(options: Options) -> api.Limits:
     )
 
 
-def _mesh_order(options: Options) -> tuple[str, ...]:
+def given_mesh_order(options: Options) -> tuple[str, ...]:
     if options["mesh_order"] is None:
         return ()
     axes = tuple(axis.strip() for axis in options["mesh_order"].split(","))
@@ -170,7 +180,7 @@ def _mesh_order(options: Options) -> tuple[str, ...]:
     return axes
 
 
-def _plan_file(name: str) -> PlanFile | None:
+def plan_file(name: str) -> PlanFile | None:
     """The strategy file of that name; None where it is a model."""
     if not name.lower().endswith((".yaml", ".yml")) or not Path(name).is_file():
         return None
@@ -195,7 +205,7 @@ def _setting_of(file: PlanFile, options: Options) -> api.Setting:
     if given:
         option = f"--{given[0].replace('_', '-')}"
         raise InputError(f"{option} cannot be combined with a strategy file, which says it; edit the file instead")
-    limits = _limits(options)
+    limits = given_limits(options)
     return api.Setting(
         model=file.model,
         workload=file.workload,
@@ -220,10 +230,10 @@ def _own_hardware(options: Options) -> Any:
     return load_mapping(name).value if is_file else None
 
 
-def _show(plan: Plan, form: str, *, no_color: bool) -> None:
-    shown = document(plan)
+def _show(plan: Plan, form: str, options: Options) -> None:
+    shown = document(plan) | asked(plan, options)
     if form == "table":
-        print_table(list(report(shown)), no_color=no_color)
+        print_table([*report(shown), *answers_report(shown)], no_color=options["no_color"])
     elif form == "csv":
         write_data(csv_text([row for row in (shown["best"], *shown["runners_up"]) if row is not None]))
     else:
