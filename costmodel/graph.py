@@ -10,6 +10,7 @@ from distplan.costmodel.mixers import attention, linear_attention, mixer_sizes
 from distplan.costmodel.model import Attention, Custom, LayerKind, LinearAttention, Mlp, Model, Moe, Workload
 from distplan.costmodel.operators import (
     HIDDEN,
+    HIGH,
     LOGITS,
     TOKENS,
     TP_DIMS,
@@ -170,8 +171,9 @@ def head_segment(model: Model, workload: Workload) -> Segment:
 def segments(model: Model, workload: Workload, fused_glu: bool) -> tuple[Segment, ...]:
     """Embedding, one segment per layer kind in order of first use, the MTP module if any, head and loss."""
     used = list(dict.fromkeys(model.pattern))
+    names = [f"layer.{n}" if len(used) > 1 or n.endswith(HIGH) else "layer" for n in used]
     layers = [
-        layer_segment(model, model.kinds[n], workload, fused_glu, "layer" if len(used) == 1 else f"layer.{n}") for n in used
+        layer_segment(model, model.kinds[n], workload, fused_glu, name) for n, name in zip(used, names, strict=True)
     ]
     if model.mtp_layers:
         layers.append(mtp_segment(model, workload, fused_glu))

@@ -132,8 +132,7 @@ def local_costs(
 def _gemms(works: Sequence[Work], table: Floats, rates: Rates, seconds: Floats, full: Floats, kernel: Floats) -> None:
     """Matrix products at the rate of a thermally settled run; those that are part of a merged one cost nothing.
 
-    fp8 operands are cast where they are produced: forward casts the input, the input's gradient casts what
-    comes from above, and the weights' gradient finds both (Transformer Engine's cast-transpose).
+    Operands of narrow products are cast by kernels of their own (casting.py).
     """
     joined: dict[int, list[Work]] = {}
     groups: dict[tuple[str, bool], list[int]] = {}
@@ -150,7 +149,7 @@ def _gemms(works: Sequence[Work], table: Floats, rates: Rates, seconds: Floats, 
                 dims[member.grows][row] += table[getattr(member, member.grows)]
         m, n, k, batch, products = dims.values()
         seconds[positions] = gemm_seconds(
-            rates, m, n, k, dtype, batch=batch, groups=products, accumulate_fp32=accumulate, cast_input=not accumulate
+            rates, m, n, k, dtype, batch=batch, groups=products, accumulate_fp32=accumulate, cast_input=False
         ) / rates.sustained
         full[positions] = kernel[positions] = 2.0 * m * n * k * batch * products
 
@@ -193,7 +192,7 @@ def _kernels(works: Sequence[Work], table: Floats, rates: Rates, seconds: Floats
     if positions:
         passes = {kind: costs for name in unfused for kind, costs in UNFUSED[name].items()}
         moved = np.array([evaluate_terms(works[p].terms, table) for p in positions])
-        costs = np.array([passes.get(works[p].kind, (1.0, 1.0)) for p in positions])
+        costs = np.array([passes.get(works[p].kind, (1.0, works[p].launches)) for p in positions])
         seconds[positions] = memory_seconds(rates, moved * costs[:, :1], costs[:, 1:])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from distplan.costmodel.casting import NARROW, Casts, casts_of
 from distplan.costmodel.joined import Joined, joined_products
 from distplan.costmodel.layout import TP, Axes
 from distplan.costmodel.model import DTYPE_BYTES, Precision, Workload
@@ -38,6 +39,8 @@ class Work:
     """the dim of a leading product to which its members' own is added: n, or k for the input's gradient"""
     terms: tuple[tuple[int, float], ...] = ()
     """bytes = Σ size · factor: what a memory-bound kernel moves, or what a collective is given"""
+    launches: float = 1.0
+    """kernels of a memory-bound work"""
     kind: str = ""
     axes: Axes = ()
     behind: tuple[int, ...] = ()
@@ -84,17 +87,18 @@ def lower(programs: Sequence[SegmentProgram], workload: Workload) -> Lowered:
         first = len(works)
         positions: dict[tuple[str, int], int] = {}
         joined = joined_products(program)
+        casts = casts_of(program, workload.precision)
         for node in program.nodes:
             if (node.name, node.phase) in joined.sums:
                 continue
-            for work in _works(index, node, program, sizes, table, workload):
+            for work in _works(index, node, program, sizes, table, workload, casts):
                 positions[(node.name, work.phase)] = len(works)
                 works.append(work)
         for at in range(first, len(works)):
             works[at] = _led(_placed_behind(works[at], program, positions), joined, positions)
-        saved.append(_terms(program.saved, program, sizes, table, workload.precision))
-        remade.append(_terms(program.remade, program, sizes, table, workload.precision))
-        transients.append(_transients(program, sizes, table, workload.precision))
+        saved.append(_terms(program.saved, program, sizes, table, workload.precision, casts.kept))
+        remade.append(_terms(program.remade, program, sizes, table, workload.precision, casts.kept))
+        transients.append(_transients(program, sizes, table, workload.precision, casts.sent))
         if "x" in program.segment.inputs and program.segment.name.startswith("layer"):
             size = table.number(layout_size(program.values["x"].layout, sizes))
             boundary = (size, dtype_bytes("compute", workload.precision))
@@ -121,7 +125,8 @@ def _led(work: Work, joined: Joined, positions: Mapping[tuple[str, int], int]) -
 
 
 def _works(
-    segment: int, node: Node, program: SegmentProgram, sizes: Mapping[str, float], table: SizeTable, workload: Workload
+    segment: int, node: Node, program: SegmentProgram, sizes: Mapping[str, float], table: SizeTable, workload: Workload,
+    casts: Casts,
 ) -> list[Work]:
     phase = PHASES.index(node.phase)
     precision = workload.precision
@@ -135,15 +140,20 @@ def _works(
         category = CATEGORIES.index(axis_class(node.axes))
         reduces = set(node.axes) & set(program.values[node.inputs[0]].layout.partial)
         given = node.outputs if node.kind == "ring_exchange" and reduces else node.inputs
-        terms = _terms(given, program, sizes, table, precision)
+        cast = {name: casts.sent[node.outputs[0]] for name in given} if node.outputs[0] in casts.sent else {}
+        terms = _terms(given, program, sizes, table, precision, cast)
         return [Work(segment=segment, phase=phase, category=category, name=node.name, terms=terms, kind=node.kind,
                      axes=node.axes)]
     if node.kind == "einsum":
         a, b, out = set(node.operands[0]), set(node.operands[1]), set(node.result)
-        head = program.segment.name == "head"
-        weighted = any(v in {w.name for w in program.segment.weights} for v in node.inputs) or node.function == "wgrad"
-        dtype = precision.matmul if weighted and not head else precision.compute
-        return [Work(
+        made = [
+            Work(segment=segment, phase=phase, category=2, name=f"{node.name}.cast", kind="cast",
+                 terms=_terms((cast.value,), program, sizes, table, precision, {cast.value: cast.bytes_per_element}),
+                 launches=cast.launches)
+            for cast in casts.kernels.get((node.name, node.phase), ())
+        ]
+        dtype = _product_dtype(node, program, precision, casts)
+        return [*made, Work(
             segment=segment, phase=phase, category=0, name=node.name, dtype=dtype,
             m=letters(*sorted((a & out) - b)), n=letters(*sorted((b & out) - a)), k=letters(*sorted((a & b) - out)),
             batch=letters(*sorted((a & b & out) - {"experts"})), groups=letters(*sorted(a & b & out & {"experts"})),
@@ -163,6 +173,16 @@ def _works(
     if not terms:
         return []
     return [Work(segment=segment, phase=phase, category=2, name=node.name, terms=terms, kind=node.kind)]
+
+
+def _product_dtype(node: Node, program: SegmentProgram, precision: Precision, casts: Casts) -> str:
+    """Where products are in tf32, those of weights are; narrow ones where the recipe says so."""
+    if node.name in casts.products:
+        return precision.matmul
+    if precision.matmul in NARROW or program.segment.name == "head":
+        return precision.compute
+    weighted = any(v in {w.name for w in program.segment.weights} for v in node.inputs) or node.function == "wgrad"
+    return precision.matmul if weighted else precision.compute
 
 
 def _scan(
@@ -230,25 +250,28 @@ def _traffic(
         moved = list(node.inputs)
     else:
         moved = [*node.inputs, *node.outputs]
-    return _terms(moved, program, sizes, table, precision, chunked=False)
+    return _terms(moved, program, sizes, table, precision, {}, chunked=False)
 
 
 def _terms(
     names: Sequence[str], program: SegmentProgram, sizes: Mapping[str, float], table: SizeTable, precision: Precision,
-    chunked: bool = True,
+    cast: Mapping[str, float], chunked: bool = True,
 ) -> tuple[tuple[int, float], ...]:
-    """(size, bytes per element) per distinct size, in order of first use."""
+    """(size, bytes per element) per distinct size, in order of first use; `cast`: bytes per element of values that
+    are not there in their own dtype."""
     merged: dict[int, float] = {}
     for name in names:
         value = program.values[name]
         number = table.number(layout_size(value.layout, sizes))
         chunks = value.chunks if chunked else 1.0
-        merged[number] = merged.get(number, 0.0) + dtype_bytes(value.dtype, precision) / chunks
+        element = cast[name] if name in cast else dtype_bytes(value.dtype, precision)
+        merged[number] = merged.get(number, 0.0) + element / chunks
     return tuple(merged.items())
 
 
 def _transients(
-    program: SegmentProgram, sizes: Mapping[str, float], table: SizeTable, precision: Precision
+    program: SegmentProgram, sizes: Mapping[str, float], table: SizeTable, precision: Precision,
+    cast: Mapping[str, float],
 ) -> tuple[tuple[tuple[int, float], ...], ...]:
     """The largest sets of values that are neither saved nor weights and live at the same time.
 
@@ -270,6 +293,6 @@ def _transients(
         sets.append(frozenset(alive))
         alive = {v for v in alive if last[v] > at}
     widest = [s for s in dict.fromkeys(sets) if s and not any(s < other for other in sets)]
-    found = {_terms(sorted(s), program, sizes, table, precision) for s in widest}
+    found = {_terms(sorted(s), program, sizes, table, precision, cast) for s in widest}
     return tuple(sorted(found))
 

@@ -165,6 +165,21 @@ class Precision:
     """one entry per optimizer moment"""
     matmul: str
     """dtype of the matrix products (fp8 recipes multiply in fp8 and keep activations in `compute`)"""
+    scaling: str = ""
+    """how operands in fp8 or fp4 are cast: a name of scalings.yaml; '' = what is usual for the dtype"""
+    wgrad: str = ""
+    """dtype of the weights' gradients' products: `compute`, or '' = matmul"""
+    keeps: tuple[str, ...] = ("attention", "embedding", "router", "head")
+    """what stays in `compute`"""
+    sends: tuple[str, ...] = ()
+    """collectives that carry operands cast: tp | ep"""
+    glu_inputs: str = ""
+    """dtype in which the inputs of gated activations are kept for backward; '' = compute"""
+    first_layers: int = 0
+    """so many layers at the start stay in `compute`"""
+    last_layers: int = 0
+    layouts: int = 0
+    """copies of a cast tensor that products along rows and along columns need: 1 | 2; 0 = as the device does"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,4 +208,5 @@ class Workload:
 
 DTYPE_BYTES: Mapping[str, float] = {
     "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "bool": 1.0,
+    "fp4": 0.5,
 }

@@ -23,6 +23,9 @@ TP_DIMS: Mapping[str, Axes] = {
     "ssm_groups": TP, "experts": ("ep",), "expert_ffn": ("etp",),
 }
 
+HIGH = ".high"
+"""ends the name of a kind whose products stay in the compute dtype (the first and last layers of a recipe)"""
+
 TOKENS: Dims = ("batch", "seq")
 HIDDEN: Dims = ("batch", "seq", "hidden")
 QUERY: Dims = ("batch", "seq", "kv_heads", "group", "head_dim")

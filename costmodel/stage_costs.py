@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distplan.costmodel.model import DTYPE_BYTES, Workload
+from distplan.costmodel.casting import NARROW, layouts_of, scaling_of
+from distplan.costmodel.model import DTYPE_BYTES, Precision, Workload
 from distplan.costmodel.pipeline import in_flight
 from distplan.costmodel.runtime import Runtime
 from distplan.costmodel.stages import Run
@@ -64,23 +65,57 @@ class StateBytes:
     gradient_elements: Floats
 
 
-def gathered_bytes(content: Sequence[int], used: Floats, zero: Floats, workload: Workload, runtime: Runtime) -> Floats:
+def gathered_bytes(
+    content: Sequence[int], elements: Mapping[str, Floats], zero: Floats, workload: Workload, runtime: Runtime
+) -> Floats:
     """Parameters that are whole for a while beside what is stored of them.
 
     ZeRO 3 holds the layer in use and the one fetched ahead, and embedding and head from forward to backward
     where they are not resharded; ZeRO 2 of sharded parameters holds all. Parameters that are not kept in
     the compute dtype are cast when gathered, and where nothing is gathered the cast copy is held whole.
     """
-    compute = DTYPE_BYTES[workload.precision.compute]
-    rules = runtime.state
+    recipe, rules = workload.precision, runtime.state
+    used = elements["used"] * DTYPE_BYTES[recipe.compute]
+    copies = cast_bytes(recipe)
+    if copies is not None:
+        used = used + elements["cast_used"] * copies.in_use
     layers, largest = layers_only(content), run_max(content, used)
-    root, whole = run_sum((content[0], *(0,) * (len(content) - 2), content[-1]), used), run_sum(content, used)
+    root = run_sum((content[0], *(0,) * (len(content) - 2), content[-1]), used)
     if not rules.root_resharded:
         largest = np.where(root > 0.0, 0.5 * root + run_max(layers, used), largest)
-    held = whole if workload.precision.parameters != workload.precision.compute else np.zeros_like(whole)
+    held = run_sum(content, elements["used"]) * DTYPE_BYTES[recipe.compute]
+    if recipe.parameters in (recipe.compute, *NARROW):
+        held = np.zeros_like(held)
     if rules.parameters_sharded_from == 2:
-        held = np.where(zero == 2.0, whole, held)
-    return np.where(zero == 3.0, largest * 2.0, held) * compute
+        held = np.where(zero == 2.0, run_sum(content, used), held)
+    return np.where(zero == 3.0, largest * 2.0, held)
+
+
+@dataclass(frozen=True, slots=True)
+class CastBytes:
+    """Bytes per element of a narrow product's weight."""
+
+    whole: float
+    """beside the parameter where it is whole (below 0: instead of it)"""
+    sharded: float
+    """the same where it is stored sharded"""
+    in_use: float
+    """beside the gathered 16-bit copy while a layer is in use (below 0: instead of it)"""
+    traffic: float
+    """read and written once a step to make the copies"""
+
+
+def cast_bytes(recipe: Precision) -> CastBytes | None:
+    """Cast copies are made once a step and kept along both directions (Transformer Engine's weight cache), or are
+    all that is kept (fp8-param-gather); a scaling that casts before every product keeps none."""
+    scaling = scaling_of(recipe)
+    if scaling is None or scaling.weights == "each":
+        return None
+    compute, copies = DTYPE_BYTES[recipe.compute], layouts_of(recipe) * scaling.weight_bytes
+    if recipe.parameters in NARROW:
+        turned = 2.0 * (copies - scaling.weight_bytes)
+        return CastBytes(copies - compute, scaling.weight_bytes - compute, copies - compute, turned)
+    return CastBytes(copies, 0.0, copies, scaling.reads * compute + copies)
 
 
 def state_bytes(
@@ -90,15 +125,15 @@ def state_bytes(
 
     ZeRO 1 stores the optimizer state sharded, 2 the gradients too, 3 the parameters too (Rajbhandari et
     al. 2020, section 5). A step with gradients of two bytes makes an fp32 copy of its own shard of them.
-    Frozen weights are in the compute dtype.
+    Frozen weights are in the compute dtype. Weights of narrow products have their cast copies beside them,
+    or instead.
     """
     recipe = workload.precision
     master = DTYPE_BYTES[recipe.master] if recipe.master else 0.0
     moments = sum(DTYPE_BYTES[dtype] for dtype in recipe.moments)
     gradient = DTYPE_BYTES[recipe.gradients]
-    parameter = DTYPE_BYTES[recipe.parameters]
-    used = elements["used"]
-    whole, produced = run_sum(content, used), run_sum(content, elements["produced"])
+    parameter = DTYPE_BYTES[recipe.compute if recipe.parameters in NARROW else recipe.parameters]
+    whole, produced = run_sum(content, elements["used"]), run_sum(content, elements["produced"])
     stored, trained = run_sum(content, elements["stored"]), run_sum(content, elements["trained"])
     states = trained * (master + moments)
     on_host = 1.0 if workload.offload_optimizer else 0.0
@@ -107,15 +142,21 @@ def state_bytes(
         bucket = np.minimum(produced * gradient, runtime.grad_bucket_bytes)
     sharded = zero >= float(runtime.state.parameters_sharded_from)
     parameters = np.where(sharded, stored, whole) * parameter
+    traffic = trained * (gradient + 2.0 * (master + moments) + parameter)
     if workload.lora_rank:
         frozen = np.where(sharded, stored - trained, np.maximum(0.0, whole - produced))
         parameters = parameters - frozen * (parameter - DTYPE_BYTES[recipe.compute])
+    cast = cast_bytes(recipe)
+    if cast is not None:
+        cast_used, cast_stored = run_sum(content, elements["cast_used"]), run_sum(content, elements["cast_stored"])
+        parameters = parameters + np.where(sharded, cast_stored * cast.sharded, cast_used * cast.whole)
+        traffic = traffic + cast_used * cast.traffic
     copies = 4.0 if recipe.master and gradient < 4.0 else 0.0
     return StateBytes(
         parameters=parameters, gradients=np.where(zero >= 2.0, trained, produced) * gradient,
-        optimizer=states * (1.0 - on_host), gathered=gathered_bytes(content, used, zero, workload, runtime),
+        optimizer=states * (1.0 - on_host), gathered=gathered_bytes(content, elements, zero, workload, runtime),
         buckets=np.where(zero >= 2.0, bucket, 0.0), step_temporary=trained * copies, host=states * on_host,
-        optimizer_traffic=trained * (gradient + 2.0 * (master + moments) + parameter), gradient_elements=trained,
+        optimizer_traffic=traffic, gradient_elements=trained,
     )
 
 
@@ -130,7 +171,7 @@ class Activations:
     head: Floats
 
 
-def activations(content: Sequence[int], plain: dict[str, Floats], chosen: dict[str, Floats]) -> Activations:
+def activations(content: Sequence[int], plain: Mapping[str, Floats], chosen: Mapping[str, Floats]) -> Activations:
     """`plain` are local tables without recomputation, `chosen` those of the row's own recompute."""
     layers = layers_only(content)
     body = (content[0], *layers[1:])

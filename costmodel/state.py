@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from distplan.costmodel.casting import NARROW, narrow_weights, scaling_of
 from distplan.costmodel.graph import Segment, Weight
 from distplan.costmodel.layout import TP, Axes, Dims, Layout
 from distplan.costmodel.local_costs import evaluate_terms, span
@@ -52,6 +53,9 @@ class LoweredState:
     stored: tuple[Terms, ...]
     trained: tuple[Terms, ...]
     """of `stored`, what has an optimizer state"""
+    cast_used: tuple[Terms, ...]
+    """of `used`, the weights of narrow products"""
+    cast_stored: tuple[Terms, ...]
     movements: tuple[Movement, ...]
 
 
@@ -71,6 +75,8 @@ class StateCosts:
     produced_elements: Floats
     stored_elements: Floats
     trained_elements: Floats
+    cast_used_elements: Floats
+    cast_stored_elements: Floats
     reduce_seconds: Floats
     """Partial to where the gradient is stored or updated, within the sharding group and on tp"""
     replicate_seconds: Floats
@@ -89,6 +95,7 @@ def lower_state(
     """
     table = SizeTable()
     used, produced, stored, trained, movements = [], [], [], [], []
+    cast_used, cast_stored = [], []
     parts = [(program, False) for program in programs] + [(programs[-1], True)]
     for index, (program, tied) in enumerate(parts):
         moved: dict[tuple[str, str, Axes], dict[int, float]] = {}
@@ -97,6 +104,9 @@ def lower_state(
         produces: dict[int, float] = {}
         stores: dict[int, float] = {}
         trains: dict[int, float] = {}
+        casts_used: dict[int, float] = {}
+        casts_stored: dict[int, float] = {}
+        narrow = narrow_weights(program.segment, workload.precision)
         for weight in program.segment.weights:
             if (weight.name in program.segment.shares) != tied:
                 continue
@@ -109,37 +119,47 @@ def lower_state(
             _count(stores, table.number(_size(path.stored, path, weight, program, rules)), 1.0)
             if weight.trained:
                 _count(trains, table.number(_size(path.stored, path, weight, program, rules)), 1.0)
-            for key, size, dtype in _steps(path, weight, program, rules, workload):
+            if weight.name in narrow:
+                _count(casts_used, table.number(layout_size(path.used, sizes)), 1.0)
+                _count(casts_stored, table.number(_size(path.stored, path, weight, program, rules)), 1.0)
+            for key, size, element in _steps(path, weight, program, rules, workload, weight.name in narrow):
                 within_tp = on_tp(key[2])
                 times = rules.tp_gradient_times if within_tp else 1
-                _count(moved.setdefault(key, {}), table.number(size), times * DTYPE_BYTES[dtype])
+                _count(moved.setdefault(key, {}), table.number(size), times * element)
                 per_weight = within_tp and rules.tp_gradients == "per_weight"
                 calls[key] = calls.get(key, 0) + times if per_weight else times
         used.append(tuple(uses.items()))
         produced.append(tuple(produces.items()))
         stored.append(tuple(stores.items()))
         trained.append(tuple(trains.items()))
+        cast_used.append(tuple(casts_used.items()))
+        cast_stored.append(tuple(casts_stored.items()))
         movements += [
             Movement(segment=index, role=key[0], kind=key[1], axes=key[2], terms=tuple(t.items()), calls=calls[key])
             for key, t in moved.items()
         ]
     return LoweredState(
         sizes=table, used=tuple(used), produced=tuple(produced), stored=tuple(stored), trained=tuple(trained),
-        movements=tuple(movements),
+        cast_used=tuple(cast_used), cast_stored=tuple(cast_stored), movements=tuple(movements),
     )
 
 
 def _steps(
-    path: StatePath, weight: Weight, program: SegmentProgram, rules: StateRules, workload: Workload
-) -> Iterator[tuple[tuple[str, str, Axes], Size | PaddedSize, str]]:
-    """((role, kind, axes), elements given, dtype) of every collective of a weight."""
+    path: StatePath, weight: Weight, program: SegmentProgram, rules: StateRules, workload: Workload, narrow: bool
+) -> Iterator[tuple[tuple[str, str, Axes], Size | PaddedSize, float]]:
+    """((role, kind, axes), elements given, bytes of one) of every collective of a weight."""
+    scaling = scaling_of(workload.precision)
+    kept_cast = narrow and scaling is not None and workload.precision.parameters in NARROW
     for source, steps, role in ((path.gradient, path.reduce, "gradient"), (path.stored, path.gather, "parameter")):
         now = source
         for step in steps:
             if step.kind != "slice":
                 sizes = program.segment.sizes
                 size = layout_size(now, sizes) if on_tp(step.axes) else _size(now, path, weight, program, rules)
-                yield (role, step.kind, step.axes), size, movement_dtype(role, step.axes, rules, workload)
+                element = DTYPE_BYTES[movement_dtype(role, step.axes, rules, workload)]
+                if kept_cast and role == "parameter":
+                    element = scaling.weight_bytes  # type: ignore[union-attr]
+                yield (role, step.kind, step.axes), size, element
             now = step.result
 
 
@@ -232,6 +252,8 @@ def state_costs(
         produced_elements=np.array([evaluate_terms(terms, table) for terms in lowered.produced]),
         stored_elements=np.array([evaluate_terms(terms, table) for terms in lowered.stored]),
         trained_elements=np.array([evaluate_terms(terms, table) for terms in lowered.trained]),
+        cast_used_elements=np.array([evaluate_terms(terms, table) for terms in lowered.cast_used]),
+        cast_stored_elements=np.array([evaluate_terms(terms, table) for terms in lowered.cast_stored]),
         reduce_seconds=seconds["reduce"], replicate_seconds=seconds["replicate"], gather_seconds=seconds["gather"],
         movements=tuple(costs),
     )

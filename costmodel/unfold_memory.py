@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from distplan.costmodel.casting import NARROW, casts_of, narrow_weights
 from distplan.costmodel.lower import dtype_bytes
-from distplan.costmodel.model import DTYPE_BYTES
+from distplan.costmodel.model import DTYPE_BYTES, Precision
 from distplan.costmodel.program import SegmentProgram
 from distplan.costmodel.sizes import SizeTable, layout_size
-from distplan.costmodel.stage_costs import chunks_in_flight
+from distplan.costmodel.stage_costs import cast_bytes, chunks_in_flight
 from distplan.costmodel.state_path import state_path
 from distplan.costmodel.step_time import weight_content
 from distplan.costmodel.strategy import Floats
@@ -49,6 +50,7 @@ def _weights(case: Case) -> Iterator[Held]:
     states = [*([("master", recipe.master)] if recipe.master else []), *(("moment", dtype) for dtype in recipe.moments)]
     sharded_from = 2 if rules.zero2_parameters == "sharded" else 3
     for at, program in enumerate(case.programs("none")):
+        narrow = narrow_weights(program.segment, recipe)
         for weight in program.segment.weights:
             copies = float(content[-1] if weight.name in program.segment.shares else content[at])
             if not copies:
@@ -56,17 +58,31 @@ def _weights(case: Case) -> Iterator[Held]:
             path = state_path(program, weight, zero >= 1)
             made = path.gradient if rules.whole_gradients == "as_produced" else path.used
             trained = getattr(weight, "trained", True)
-            rows = [("parameters", weight.name, path.stored if zero >= sharded_from else path.used, recipe.parameters)]
+            dtype, size = _parameter(recipe, zero >= sharded_from, weight.name in narrow)
+            rows = [("parameters", weight.name, path.stored if zero >= sharded_from else path.used, dtype)]
             if trained:
                 rows.append(("gradients", weight.name, path.stored if zero >= 2 else made.whole(), recipe.gradients))
                 if not case.eng.workload.offload_optimizer:
                     rows += [("optimizer", f"{weight.name} {name}", path.stored, dtype) for name, dtype in states]
             for part, name, layout, dtype in rows:
                 elements = _elements(layout_size(layout, program.segment.sizes), symbols)
+                each = size if part == "parameters" else DTYPE_BYTES[dtype]
                 yield Held(
                     part=part, segment=program.segment.name, name=name, placement=str(layout), dtype=dtype,
-                    elements=elements, copies=copies, num_bytes=elements * copies * DTYPE_BYTES[dtype],
+                    elements=elements, copies=copies, num_bytes=elements * copies * each,
                 )
+
+
+def _parameter(recipe: Precision, sharded: bool, narrow: bool) -> tuple[str, float]:
+    """(dtype, bytes per element) of a parameter as it is stored, its cast copies with it."""
+    plain = recipe.compute if recipe.parameters in NARROW else recipe.parameters
+    cast = cast_bytes(recipe) if narrow else None
+    if cast is None:
+        return plain, DTYPE_BYTES[plain]
+    size = DTYPE_BYTES[plain] + (cast.sharded if sharded else cast.whole)
+    if recipe.parameters in NARROW:
+        return recipe.matmul, size
+    return (plain if sharded else f"{plain} and {recipe.matmul}"), size
 
 
 def _elements(size: object, symbols: Mapping[str, Floats]) -> float:
@@ -93,11 +109,15 @@ def _saved(case: Case, program: SegmentProgram, copies: float) -> Iterator[Held]
     workload = case.eng.workload
     sizes = dict(program.segment.sizes) | {"seq": float(workload.seq_len), "kv_seq": float(workload.seq_len)}
     symbols, _ = case.eng.symbols(case.columns, case.strategy.cp_kind == "ulysses")
+    casts = casts_of(program, workload.precision)
     for name in program.saved:
         value = program.values[name]
         elements = _elements(layout_size(value.layout, sizes), symbols) / value.chunks
-        size = dtype_bytes(value.dtype, workload.precision)
+        size = casts.kept.get(name, dtype_bytes(value.dtype, workload.precision))
         dtype = workload.precision.compute if value.dtype == "compute" else value.dtype
+        if name in casts.kept:
+            both = size > DTYPE_BYTES[dtype]
+            dtype = f"{dtype} and {workload.precision.matmul}" if both else workload.precision.matmul
         yield Held(
             part="activations", segment=program.segment.name, name=name.split("@")[0], placement=str(value.layout),
             dtype=dtype, elements=elements, copies=copies, num_bytes=elements * copies * size,

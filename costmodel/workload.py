@@ -10,11 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 from distplan.costmodel.architecture import data_file, read_fact, schema
+from distplan.costmodel.casting import scaling_named, scaling_names
 from distplan.costmodel.model import DTYPE_BYTES, Model, Precision, Workload
 from distplan.hardware.documents import Document, no_other_keys, take
 from distplan.hardware.errors import DistplanError, UnknownNameError, did_you_mean
 
 _DTYPE_FIELDS = ("compute", "parameters", "gradients", "master", "moments", "matmul")
+_CAST_FIELDS = ("scaling", "wgrad", "keeps", "sends", "glu_inputs", "first_layers", "last_layers")
+_KEPT = ("attention", "embedding", "router", "head")
+_WORDS = {"keeps": _KEPT, "sends": ("tp", "ep")}
 _MOMENTS = {"adamw": 2, "sgd": 1, "adamw8bit": 2}
 """Adam keeps mean and variance (arXiv 1412.6980); SGD keeps its momentum"""
 
@@ -40,8 +44,10 @@ def precision_source(name: str) -> str:
     return str(data_file("precisions.yaml").value[name]["source"])
 
 
-def _recipe(name: str, fields: Mapping[str, str]) -> Precision:
+def _recipe(name: str, fields: Mapping[str, Any]) -> Precision:
     moment = fields["moments"]
+    more = {key: tuple(fields[key]) for key in ("keeps", "sends") if key in fields}
+    more |= {key: fields[key] for key in _CAST_FIELDS if key in fields and key not in _WORDS}
     return Precision(
         name=name,
         compute=fields["compute"],
@@ -50,6 +56,7 @@ def _recipe(name: str, fields: Mapping[str, str]) -> Precision:
         master=fields["master"],
         moments=(moment, moment),
         matmul=fields["matmul"],
+        **more,
     )
 
 
@@ -81,13 +88,43 @@ def _read_precision(section: Document) -> Precision:
             raise section.error(f"unknown precision '{name}'{did_you_mean(name, precision_names())}", "precision")
         return precision(name)
     own = section.section("precision")
-    no_other_keys(own, ("like", *_DTYPE_FIELDS))
+    no_other_keys(own, ("like", *_DTYPE_FIELDS, *_CAST_FIELDS))
     base = take(own, "like", str, default=default("workload")["precision"], choices=precision_names())
     fields = dict(data_file("precisions.yaml").value[base])
     for field in _DTYPE_FIELDS:
         choices = [*DTYPE_BYTES, ""] if field == "master" else list(DTYPE_BYTES)
         fields[field] = take(own, field, str, default=fields[field], choices=choices)
+    fields |= _read_casts(own, fields)
     return _recipe(f"{base}, changed", fields)
+
+
+def _read_casts(own: Document, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a recipe that products in fp8 and fp4 have beside their dtype; DocumentError."""
+    made: dict[str, Any] = {}
+    names = [name for name in scaling_names() if scaling_named(name).dtype == fields["matmul"]]
+    if fields.get("scaling") not in names:
+        made["scaling"] = ""
+    if "scaling" in own.value:
+        made["scaling"] = take(own, "scaling", str, choices=names or ["(none: matmul is neither fp8 nor fp4)"])
+    for key in ("wgrad", "glu_inputs"):
+        if key in own.value:
+            made[key] = take(own, key, str, choices=list(dict.fromkeys((fields["matmul"], fields["compute"]))))
+    made |= {key: _words(own, key, known) for key, known in _WORDS.items() if key in own.value}
+    for word in ("attention", "embedding"):
+        if word not in made.get("keeps", _KEPT):
+            raise own.error(f"{word} in {fields['matmul']} is not modelled: keeps must name it", "keeps")
+    for key in ("first_layers", "last_layers"):
+        if key in own.value:
+            made[key] = take(own, key, int, minimum=0, maximum=10000)
+    return made
+
+
+def _words(own: Document, key: str, known: tuple[str, ...]) -> list[str]:
+    words = [str(word) for word in take(own, key, list)]
+    for word in words:
+        if word not in known:
+            raise own.error(f"'{word}' is not one of {', '.join(known)}", key)
+    return words
 
 
 def workload(

@@ -24,13 +24,17 @@ _SIBLING_DTYPES = {
     "bf16": ("fp16", "fp8", "tf32"),
     "fp16": ("bf16", "fp8", "tf32"),
     "fp8": ("bf16", "fp16"),
+    "fp4": ("fp8", "bf16", "fp16"),
     "tf32": ("bf16", "fp16"),
     "fp32": (),
 }
-_OPERAND_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "tf32": 4.0, "fp32": 4.0}
+_OPERAND_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5625, "tf32": 4.0, "fp32": 4.0}
+"""fp4 with its scale, one byte per 16 elements (NVFP4, arXiv 2509.25149, section 3)"""
+_NARROW = ("fp8", "fp4")
+"""products whose shape constants are those of fp8: fp4's are the same kernels at another rate (scaled)"""
 _YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """the C parser where PyYAML has it: ten times faster, and these two files are read at every start"""
-_RESULT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 2.0, "tf32": 4.0, "fp32": 4.0}
+_RESULT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 2.0, "fp4": 2.0, "tf32": 4.0, "fp32": 4.0}
 
 
 @cache
@@ -77,7 +81,7 @@ def _fraction(accelerator: AcceleratorLike, family: str, dtype: str) -> tuple[fl
     for name in (dtype, *_SIBLING_DTYPES[dtype]):
         if name in own:
             return own[name]["value"], _origin(own[name], MEASURED if name == dtype else SCALED)
-    base = "fp32" if dtype == "fp32" else "fp8" if dtype == "fp8" else "bf16"
+    base = "fp32" if dtype == "fp32" else "fp8" if dtype in _NARROW else "bf16"
     entry, provenance, _ = _entry(family, "gemm_fraction", base)
     return entry["value"], _origin(entry, SCALED if provenance == MEASURED else ASSUMED)
 
@@ -86,7 +90,7 @@ def _gemm_rates(
     accelerator: AcceleratorLike, family: str, dtype: str, sms: float
 ) -> tuple[GemmRates, dict[str, Origin]]:
     fraction, origin = _fraction(accelerator, family, dtype)
-    shape, provenance, _ = _entry(family, "gemm", "fp8" if dtype == "fp8" else "bf16")
+    shape, provenance, _ = _entry(family, "gemm", "fp8" if dtype in _NARROW else "bf16")
     accumulate, accumulate_provenance, _ = _entry(family, "accumulate_bytes")
     group, group_provenance, _ = _entry(family, "group_latency")
     rates = GemmRates(
@@ -102,8 +106,8 @@ def _gemm_rates(
         operand_bytes=_OPERAND_BYTES[dtype],
         result_bytes=_RESULT_BYTES[dtype],
         accumulate_bytes=accumulate["value"],
-        cast_bytes=shape["cast_bytes"] if dtype == "fp8" else 0.0,
-        cast_latency=shape["cast_latency"] if dtype == "fp8" else 0.0,
+        cast_bytes=shape["cast_bytes"] if dtype in _NARROW else 0.0,
+        cast_latency=shape["cast_latency"] if dtype in _NARROW else 0.0,
     )
     on_device = origin.provenance == MEASURED and provenance == MEASURED
     accumulate_provenance, group_provenance = (
