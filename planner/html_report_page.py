@@ -145,7 +145,8 @@ def _memory(found: Found, best: Plain) -> Iterator[str]:
     names = [name for name in found.stages[0].parts if any(stage.parts[name] for stage in found.stages)]
     caption = (
         f"Every pipeline stage in its own worst phase. Stage {best['worst_stage']} is the fullest: "
-        f"{gib(best['device_bytes'])}, between {gib(best['device_bytes_low'])} and {gib(best['device_bytes_high'])}."
+        f"{gib(best['device_bytes'])}, between {gib(best['device_bytes_low'])} and {gib(best['device_bytes_high'])}, "
+        f"of {gib(best['usable_bytes'])} usable."
     )
     rows = [(str(s.stage), s.phase, gib(s.device_bytes), *(gib(s.parts[name]) for name in names)) for s in found.stages]
     yield from _figure("memory", "Memory per stage", caption, ("stage", "phase", "in all", *names), rows)
@@ -173,7 +174,7 @@ def _timeline(found: Found) -> Iterator[str]:
     step, stages = found.step, len(found.stages)
     cut = ""
     if step.shown < step.micro_batches:
-        cut = f" A step of {step.shown} micro-batches is drawn; the other {step.micro_batches - step.shown} repeat."
+        cut = f" A step of {step.shown} micro-batches is drawn; the other {step.micro_batches - step.shown} micro-batches repeat."
     bubbles = zip(step.simulation.busy, step.simulation.bubble, step.simulation.peak, strict=True)
     total = step.simulation.seconds
     rows = [(str(at), seconds(busy), percent(idle / total), gib(peak)) for at, (busy, idle, peak) in enumerate(bubbles)]

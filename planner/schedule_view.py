@@ -263,7 +263,7 @@ def drawn(run: Simulation, width: int) -> Iterator[tuple[str, list[tuple[str, st
 def _pieces(text: str, before: str) -> list[tuple[str, str]]:
     """A row cut into jobs; a job that began on the row before gives its kind to the rest of it."""
     signs = {"-": "F", "=": "B", "~": "I", "+": "W", "*": "O", "L": "O"}
-    found = []
+    found: list[tuple[str, str]] = []
     for piece in _PIECE.findall(text):
         first = piece[0]
         if first.isdigit() or first == "'":

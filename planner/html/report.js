@@ -6,6 +6,12 @@
   const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
   const series = (n) => colour(`--c${n % 11}`);
   const number = (x) => (x === null ? "" : Number(x.toPrecision(4)).toLocaleString("en-US"));
+  const sparse = {
+    color: () => colour("--ink"),
+    callback(value, index, ticks) { // Chart.js leaves out those that would stand too close
+      return Chart.Ticks.formatters.logarithmic.call(this, value, index, ticks) === "" ? "" : number(value);
+    },
+  };
   let charts = [];
 
   function axis(title, more = {}) {
@@ -44,29 +50,34 @@
         ctx.lineTo(chartArea.right, y);
         ctx.stroke();
         ctx.textAlign = "right";
-        ctx.fillText(label, chartArea.right - 4, y - 5);
+        ctx.textBaseline = "bottom";
+        ctx.fillText(label, chartArea.right - 4, y - 4);
         ctx.restore();
       },
     };
   }
 
   function memory({ stages, parts, usable }) {
-    const datasets = parts.map((part, n) => ({ label: part.name, data: part.gib, backgroundColor: series(n) }));
+    const datasets = parts.map((part, n) => ({
+      label: part.name, data: part.gib, backgroundColor: series(n), maxBarThickness: 64,
+    }));
+    const fullest = Math.max(...stages.map((_, at) => parts.reduce((sum, part) => sum + part.gib[at], 0)));
+    const near = fullest > usable / 4; // further away the line would flatten the stack
     draw("memory", "bar", { labels: stages, datasets }, {
       scales: {
         x: axis("stage", { stacked: true, grid: { display: false } }),
-        y: axis("GiB per GPU", { stacked: true, suggestedMax: usable * 1.08 }),
+        y: axis("GiB per GPU", { stacked: true, suggestedMax: near ? usable * 1.08 : 0 }),
       },
       tooltip: { label: (item) => `${item.dataset.label}: ${number(item.raw)} GiB` },
-    }, [limitLine(usable, `${number(usable)} GiB usable`)]);
+    }, near ? [limitLine(usable, `${number(usable)} GiB usable`)] : []);
   }
 
   function communication({ axes, hidden, exposed }) {
     draw("communication", "bar", {
       labels: axes,
       datasets: [
-        { label: "exposed: the step waits for it", data: exposed, backgroundColor: series(5) },
-        { label: "hidden behind compute", data: hidden, backgroundColor: series(4) },
+        { label: "exposed: the step waits for it", data: exposed, backgroundColor: series(5), maxBarThickness: 64 },
+        { label: "hidden behind compute", data: hidden, backgroundColor: series(4), maxBarThickness: 64 },
       ],
     }, {
       indexAxis: "y",
@@ -123,7 +134,7 @@
           showLine: true, stepped: "before", borderWidth: 1, pointRadius: 4 },
       ],
     }, {
-      scales: { x: axis("step time in seconds", { type: "logarithmic" }), y: axis("GiB per GPU") },
+      scales: { x: axis("step time in seconds", { type: "logarithmic", ticks: sparse }), y: axis("GiB per GPU") },
       tooltip: { label: (item) => `${item.raw.label}: ${number(item.raw.x)} s, ${number(item.raw.y)} GiB` },
     });
   }
@@ -143,7 +154,7 @@
       scales: {
         x: axis("GPUs", { type: "logarithmic", afterBuildTicks: (scale) => { scale.ticks = counts.map((value) => ({ value })); },
           ticks: { color: colour("--ink"), callback: (value) => value.toLocaleString("en-US") } }),
-        y: axis("thousand tokens per second", { type: "logarithmic" }),
+        y: axis("thousand tokens per second", { type: "logarithmic", ticks: sparse }),
       },
       tooltip: { title: (items) => `${number(items[0].raw.x)} GPUs`, label: (item) => `${item.dataset.label}: ${number(item.raw.y)} k` },
     });
