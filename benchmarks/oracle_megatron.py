@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.oracle_schedules import Tally, read_lines
+from distplan.costmodel.combine import local_tables
 from distplan.costmodel.estimate import estimate
 from distplan.costmodel.model import Attention, LayerKind, Mlp, Model, Moe, Workload
 from distplan.costmodel.pipeline import in_flight
 from distplan.costmodel.runtime import load_runtime
-from distplan.costmodel.strategy import Strategy
-from distplan.costmodel.tables import LOCAL_KEY, Engine, engine
+from distplan.costmodel.strategy import Strategies, Strategy
+from distplan.costmodel.tables import Engine, engine
 from distplan.costmodel.workload import precision
 from distplan.hardware.cluster import load_cluster
 
@@ -239,12 +240,9 @@ def as_it_counts(job: Job) -> Job:
 def layer_activations(job: Job) -> float:
     """Bytes that our first stage keeps of its layers, all micro-batches in flight."""
     eng, strategy = _engine(job), strategy_of(job)
-    columns = {name: np.array([float(getattr(strategy, name))]) for name in LOCAL_KEY}
-    columns["gpus"] = np.array([float(strategy.gpus)])
-    store = eng.local_store(str(strategy.sp).lower(), strategy.cp_kind, strategy.recompute)
-    place = store.find(columns)[0]
+    local = local_tables(eng, Strategies.of([strategy]), np.array([float(strategy.gpus)]))
     flight = in_flight(strategy.schedule, 0, job.pp, np.array([float(job.micro_batches)]), strategy.vpp)
-    return float(store.arrays["saved"][1, place]) * job.layers / job.pp * float(flight[0]) / strategy.vpp
+    return float(local.chosen["saved"][1, 0]) * job.layers / job.pp * float(flight[0]) / strategy.vpp
 
 
 def explain(job: Job) -> list[tuple[str, float]]:

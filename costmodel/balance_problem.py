@@ -157,7 +157,7 @@ class Problem:
     def phases(self, content: Content, stage: int, again: int) -> tuple[float, ...]:
         """Device bytes of a stage in each of its phases."""
         if content not in self.held:
-            acts = activations(content, dict(self.local.plain), dict(self.local.chosen))
+            acts = activations(content, self.local.plain, self.local.chosen)
             weights = weight_content(content, self.strategy.pp)
             kept = state_bytes(weights, self.state.tables, self.state.zero, self.eng.workload, self.runtime)
             self.held[content] = kept, acts

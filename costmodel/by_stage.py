@@ -67,7 +67,7 @@ class Staged:
         return min(float(self.estimate.recompute_layers[0]), float(held)) / max(held, 1)
 
     def acts(self, content: Content) -> Activations:
-        return activations(content, dict(self.local.plain), dict(self.local.chosen))
+        return activations(content, self.local.plain, self.local.chosen)
 
     def states(self, content: Content) -> StateBytes:
         weights = weight_content(content, self.strategy.pp)

@@ -1,49 +1,68 @@
-"""Tables of all structures side by side, so that rows of different structures are gathered together."""
+"""What rows of strategies depend on: their combinations' places in the engine's stores."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distplan.costmodel.strategy import STRUCTURE, Floats, Strategies
-from distplan.costmodel.tables import Engine, Ints, Store, distinct, renumbered
+from distplan.costmodel.strategy import Floats, Strategies
+from distplan.costmodel.tables import Engine, Ints, distinct, renumbered
 
 STATE_KEY = ("pp", "tp", "cp", "dp_replicate", "dp_shard", "ep", "etp")
 DEFAULT_ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
 @dataclass(frozen=True, slots=True)
-class LocalTables:
-    """`chosen` of each combination's structure, `plain` of the same without recomputation; arrays [..., combination]."""
+class Places(Mapping[str, Floats]):
+    """Arrays of a store at some places: `places[name]` is [..., combination], gathered when it is asked for."""
 
-    chosen: Mapping[str, Floats]
-    plain: Mapping[str, Floats]
+    arrays: Mapping[str, Floats]
+    places: Ints
+
+    def at(self, name: str, combinations: Ints) -> Floats:
+        """Only these combinations, in this order."""
+        return self.arrays[name][..., self.places[combinations]]
+
+    def __getitem__(self, name: str) -> Floats:
+        return self.arrays[name][..., self.places]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTables:
+    """`chosen` of each combination's structure, `plain` of the same without recomputation."""
+
+    chosen: Places
+    plain: Places
     index: Ints
     """combination of every row"""
 
     def of(self, rows: NDArray[np.intp]) -> LocalTables:
         """Only the combinations of these rows."""
-        used, index = renumbered(self.index[rows], self.chosen["boundary"].shape[-1])
-        return LocalTables(_taken(self.chosen, used), _taken(self.plain, used), index)
+        used, index = renumbered(self.index[rows], len(self.chosen.places))
+        chosen = Places(self.chosen.arrays, self.chosen.places[used])
+        return LocalTables(chosen, Places(self.plain.arrays, self.plain.places[used]), index)
 
 
 @dataclass(frozen=True, slots=True)
 class StateTables:
-    tables: Mapping[str, Floats]
+    tables: Places
     zero: Floats
     gpus: Floats
     index: Ints
 
     def of(self, rows: NDArray[np.intp]) -> StateTables:
         used, index = renumbered(self.index[rows], len(self.zero))
-        return StateTables(_taken(self.tables, used), self.zero[used], self.gpus[used], index)
-
-
-def _taken(tables: Mapping[str, Floats], places: Ints) -> dict[str, Floats]:
-    return {name: values[..., places] for name, values in tables.items()}
+        tables = Places(self.tables.arrays, self.tables.places[used])
+        return StateTables(tables, self.zero[used], self.gpus[used], index)
 
 
 def _local_columns(eng: Engine, rows: Strategies, gpus: Floats) -> dict[str, Floats]:
@@ -53,54 +72,24 @@ def _local_columns(eng: Engine, rows: Strategies, gpus: Floats) -> dict[str, Flo
     if eng.runtime.mesh_order == DEFAULT_ORDER:
         ones = np.ones(len(rows))
         columns |= {name: ones for name in ("dp_replicate", "dp_shard", "pp")}
-    return columns | {"gpus": gpus}
+    codes = {name: rows.columns[name].astype(np.float64) for name in ("cp_kind", "sp", "recompute")}
+    return columns | {"gpus": gpus} | codes
 
 
 def local_tables(eng: Engine, rows: Strategies, gpus: Floats) -> LocalTables:
     """Costs per micro-batch of every row's (structure, tp, cp, micro_batch)."""
     columns = _local_columns(eng, rows, gpus)
-    names = ("sp", "cp_kind", "recompute")
-    first, index = distinct(*columns.values(), *(rows.columns[name] for name in names))
-    at = {name: column[first] for name, column in columns.items()}
-    codes = [rows.columns[name][first] for name in names]
-
-    def stores(recompute: NDArray[np.generic]) -> Mapping[str, Floats]:
-        def store(key: Sequence[str]) -> Store:
-            return eng.local_store(key[0], key[1], key[2])
-
-        return _side_by_side(store, ("sp", "cp_kind", "recompute"), [codes[0], codes[1], recompute], at)
-
-    return LocalTables(stores(codes[2]), stores(np.zeros_like(codes[2])), index)
+    first, index = distinct(*columns.values())
+    chosen = {name: column[first] for name, column in columns.items()}
+    plain = chosen | {"recompute": np.zeros(len(first))}
+    places, without = eng.local.find(chosen), eng.local.find(plain)
+    return LocalTables(Places(eng.local.arrays, places), Places(eng.local.arrays, without), index)
 
 
 def state_tables(eng: Engine, rows: Strategies, gpus: Floats) -> StateTables:
     """Weights and their movements for every row's (sp, zero, tp, cp, dp_replicate, dp_shard, pp)."""
     columns = {name: rows.degree(name) for name in STATE_KEY} | {"gpus": gpus}
-    first, index = distinct(*columns.values(), rows.columns["sp"], rows.columns["zero"])
+    columns |= {name: rows.columns[name].astype(np.float64) for name in ("sp", "zero")}
+    first, index = distinct(*columns.values())
     at = {name: column[first] for name, column in columns.items()}
-    codes = [rows.columns["sp"][first], rows.columns["zero"][first]]
-
-    def store(key: Sequence[str]) -> Store:
-        return eng.state_store(key[0], key[1])
-
-    tables = _side_by_side(store, ("sp", "zero"), codes, at)
-    return StateTables(tables, codes[1].astype(np.float64), at["gpus"], index)
-
-
-def _side_by_side(
-    store: object, names: Sequence[str], codes: Sequence[NDArray[np.generic]], columns: Mapping[str, Floats]
-) -> dict[str, Floats]:
-    """Arrays [..., combination] from the store of each combination's structure."""
-    total = len(codes[0])
-    _, group = distinct(*codes)
-    tables: dict[str, Floats] = {}
-    for number in range(int(group.max(initial=-1)) + 1):
-        members = np.flatnonzero(group == number)
-        key = [STRUCTURE[name][int(code[members[0]])] for name, code in zip(names, codes, strict=True)]
-        found = store(key)  # type: ignore[operator]
-        places = found.find({name: column[members] for name, column in columns.items()})
-        for name, values in found.arrays.items():
-            if name not in tables:
-                tables[name] = np.empty((*values.shape[:-1], total))
-            tables[name][..., members] = values[..., places]
-    return tables
+    return StateTables(Places(eng.state.arrays, eng.state.find(at)), at["zero"], at["gpus"], index)

@@ -91,7 +91,7 @@ def group_costs(
     layers = _recomputed(eng, rows, local, state, states, cut, m, pp, vpp, schedule, usable)
     memories = []
     for run, held in zip(cut.stages, states, strict=True):
-        acts = _rows_of(activations(run.content, dict(local.plain), dict(local.chosen)), local.index)
+        acts = _rows_of(activations(run.content, local.plain, local.chosen), local.index)
         flight = chunks_in_flight(schedule, run, pp, vpp, m)
         share = _share(layers, run)
         is_last = run.first + run.count == pp
@@ -144,7 +144,7 @@ def _recomputed(
     needed = np.ones(len(at))
     high = fitted.memory_band(*eng.like).high
     for run, held in zip(cut.stages, states, strict=True):
-        acts = _rows_of(activations(run.content, dict(local.plain), dict(local.chosen)), local.index[at])
+        acts = _rows_of(activations(run.content, local.plain, local.chosen), local.index[at])
         flight = chunks_in_flight(schedule, run, pp, vpp, m[at])
         number = sum(layers_only(run.content))
         kept = _rows_of(held, state.index[at])
@@ -234,12 +234,12 @@ def stage_load(
             _backward(run, shares[_stage_run(cut, stage)], backward, recompute)
             for run, stage in zip(chunks, holders, strict=True)
         ]
-    later = local.chosen["weight_gradient"][:, lid]
+    later = local.chosen.at("weight_gradient", lid)
     chunk_i = [b - run_sum(run.content, later) for b, run in zip(chunk_b, chunks, strict=True)]
     return StageLoad(
         shares=shares, stage_forward=stage_f, stage_backward=stage_b, chunk_forward=chunk_f, chunk_backward=chunk_b, chunk_input=chunk_i,
         chunk_counts=[run.count for run in chunks], exposed=exposed,
-        p2p=_boundary_seconds(eng, local.chosen["boundary"][lid], gpus, pp),
+        p2p=_boundary_seconds(eng, local.chosen.at("boundary", lid), gpus, pp),
         overlap_p2p=eng.runtime.overlap["pp_interleaved" if vpp > 1 else "pp"],
     )
 
@@ -260,8 +260,8 @@ def segment_seconds(
     ZeRO 3 gathers a segment's parameters before its forward and its backward, each behind the segment
     computed meanwhile; where gradients are reduced every micro-batch they hide behind backward too.
     """
-    forward, backward = local.chosen["forward"][:, lid], local.chosen["backward"][:, lid]
-    recompute = local.chosen["recompute"][:, lid]
+    forward, backward = local.chosen.at("forward", lid), local.chosen.at("backward", lid)
+    recompute = local.chosen.at("recompute", lid)
     zero = state.zero[sid]
     if not (zero >= 2.0).any():
         nothing = np.zeros_like(forward)
@@ -296,8 +296,8 @@ def _critical_parts(
     stage_b: list[Floats], exposed: tuple[Floats, Floats],
 ) -> tuple[Floats, list[Floats]]:
     """(critical stage, its seconds per micro-batch by TIME_PARTS up to exposed dp) of the heaviest stage."""
-    seconds = local.chosen["seconds"][..., lid]
-    recompute = local.chosen["recompute"][:, lid]
+    seconds = local.chosen.at("seconds", lid)
+    recompute = local.chosen.at("recompute", lid)
     exposed_both = exposed[0] + exposed[1]
     critical = np.full(len(lid), float(cut.stages[0].first))
     load = stage_f[0] + stage_b[0]
@@ -378,7 +378,7 @@ def _flops(
     local: LocalTables, lid: NDArray[np.int64], cut: Split, shares: list[Floats], m: Floats, pp: int
 ) -> tuple[Floats, Floats]:
     """(recomputed, executed by kernels) FLOPs per GPU and step, the mean over stages."""
-    full, kernel = local.chosen["full_flops"][..., lid], local.chosen["kernel_flops"][..., lid]
+    full, kernel = local.chosen.at("full_flops", lid), local.chosen.at("kernel_flops", lid)
     again, executed = np.zeros(len(lid)), np.zeros(len(lid))
     for run, share in zip(cut.stages, shares, strict=True):
         weight = run.count / pp

@@ -8,7 +8,7 @@ elementwise, so it has the same bits whenever and with whatever neighbours it is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -20,14 +20,14 @@ from distplan.costmodel.decompose import decompose_norms
 from distplan.costmodel.derive import derive
 from distplan.costmodel.graph import Segment, segments
 from distplan.costmodel.local_costs import LocalCosts, category_total, local_costs
-from distplan.costmodel.lower import PHASES, lower
+from distplan.costmodel.lower import PHASES, Lowered, lower
 from distplan.costmodel.model import Attention, Model, Moe, Workload
 from distplan.costmodel.placements import check_marks, marks_of
 from distplan.costmodel.program import SegmentProgram, Structure
 from distplan.costmodel.runtime import Runtime
 from distplan.costmodel.sizes import mesh_strides, mesh_symbols, padded_vocab
-from distplan.costmodel.state import StateCosts, clip_seconds, lower_state, state_costs, tied_gradients
-from distplan.costmodel.strategy import Floats
+from distplan.costmodel.state import LoweredState, StateCosts, clip_seconds, lower_state, state_costs, tied_gradients
+from distplan.costmodel.strategy import STRUCTURE, Floats
 from distplan.hardware.cluster import Cluster
 from distplan.hardware.collectives import price
 from distplan.hardware.groups import group_span
@@ -106,8 +106,10 @@ class Engine:
     pattern: tuple[int, ...]
     kv_heads: float
     programs: dict[Structure, tuple[SegmentProgram, ...]] = field(default_factory=dict)
-    local: dict[tuple[str, ...], Store] = field(default_factory=dict)
-    state: dict[tuple[str, ...], Store] = field(default_factory=dict)
+    lowered: dict[tuple[str, ...], Lowered] = field(default_factory=dict)
+    lowered_state: dict[tuple[str, ...], LoweredState] = field(default_factory=dict)
+    local: Store = field(init=False)
+    state: Store = field(init=False)
     boundaries: Store = field(init=False)
     """seconds to send (bytes) to the next of pp stages of a job of so many gpus"""
     flops: list[float] = field(default_factory=list)
@@ -119,6 +121,8 @@ class Engine:
             return {"seconds": price("send_recv", columns["bytes"], stages, self.cluster).seconds}
 
         self.boundaries = Store(compute)
+        self.local = Store(self._price_local)
+        self.state = Store(self._price_state)
 
     @property
     def like(self) -> tuple[str, str, str]:
@@ -169,44 +173,59 @@ class Engine:
             self.flops.append(sum(c * f for c, f in zip(counts, attention, strict=True)))
         return self.flops[0], self.flops[1]
 
-    def local_store(self, sp: str, cp_kind: str, recompute: str) -> Store:
-        """Costs per micro-batch for (tp, cp, micro_batch, …), of one structure."""
-        key = (sp, cp_kind, recompute)
-        if key not in self.local:
-            programs = self.program(self.structure(*key))
-            lowered = lower(programs, self.workload)
+    def _price_local(self, columns: Mapping[str, Floats]) -> Mapping[str, Floats]:
+        """Costs per micro-batch for (tp, cp, micro_batch, …) of each row's structure."""
 
-            def compute(columns: Mapping[str, Floats]) -> Mapping[str, Floats]:
-                return _local_arrays(self.local_costs(lowered, columns, cp_kind))
+        def price_structure(sp: str, cp_kind: str, recompute: str, rows: Mapping[str, Floats]) -> Mapping[str, Floats]:
+            key = (sp, cp_kind, recompute)
+            if key not in self.lowered:
+                self.lowered[key] = lower(self.program(self.structure(*key)), self.workload)
+            return _local_arrays(self.local_costs(self.lowered[key], rows, cp_kind))
 
-            self.local[key] = Store(compute)
-        return self.local[key]
+        return _by_structure(columns, ("sp", "cp_kind", "recompute"), price_structure)
 
-    def local_costs(self, lowered: object, columns: Mapping[str, Floats], cp_kind: str) -> LocalCosts:
+    def local_costs(self, lowered: Lowered, columns: Mapping[str, Floats], cp_kind: str) -> LocalCosts:
         symbols, strides = self.symbols(columns, cp_kind == "ulysses")
         return local_costs(
-            lowered, len(self.segments), symbols, strides, self.cluster, self.rates,  # type: ignore[arg-type]
+            lowered, len(self.segments), symbols, strides, self.cluster, self.rates,
             causal=self.workload.causal, hides={kind: self.runtime.hidden(kind) for kind in self.runtime.overlap},
             kernel_time=self.rates.attention_kernels.get(self.runtime.attention_kernel, 1.0),
             unfused=[name for name in ("rope", "norm") if not getattr(self.runtime, f"fused_{name}")],
         )
 
-    def state_store(self, sp: str, zero: str) -> Store:
-        """Elements and movements of weights for (tp, cp, dp_replicate, dp_shard, …)."""
-        key = (sp, zero)
-        if key not in self.state:
-            programs = self.program(self.structure(sp, "all_gather", "none"))
-            lowered = lower_state(programs, int(zero), self.workload, self.runtime.state)
+    def _price_state(self, columns: Mapping[str, Floats]) -> Mapping[str, Floats]:
+        """Elements and movements of weights for (tp, cp, dp_replicate, dp_shard, …) of each row's sp and zero."""
 
-            def compute(columns: Mapping[str, Floats]) -> Mapping[str, Floats]:
-                symbols, strides = self.symbols(columns, False)
-                costs = state_costs(lowered, symbols, strides, self.cluster)
-                tied = tied_gradients(costs.used_elements[-1], symbols, self.cluster, self.workload)[1].seconds
-                clip = clip_seconds(symbols["gpus"], self.cluster, self.workload)
-                return {**_state_arrays(costs), "tied": tied, "clip": clip}
+        def price_structure(sp: str, zero: str, rows: Mapping[str, Floats]) -> Mapping[str, Floats]:
+            if (sp, zero) not in self.lowered_state:
+                programs = self.program(self.structure(sp, "all_gather", "none"))
+                self.lowered_state[(sp, zero)] = lower_state(programs, int(zero), self.workload, self.runtime.state)
+            symbols, strides = self.symbols(rows, False)
+            costs = state_costs(self.lowered_state[(sp, zero)], symbols, strides, self.cluster)
+            tied = tied_gradients(costs.used_elements[-1], symbols, self.cluster, self.workload)[1].seconds
+            clip = clip_seconds(symbols["gpus"], self.cluster, self.workload)
+            return {**_state_arrays(costs), "tied": tied, "clip": clip}
 
-            self.state[key] = Store(compute)
-        return self.state[key]
+        return _by_structure(columns, ("sp", "zero"), price_structure)
+
+
+def _by_structure(
+    columns: Mapping[str, Floats], names: Sequence[str], price_structure: Callable[..., Mapping[str, Floats]]
+) -> dict[str, Floats]:
+    """Arrays [..., row] of rows that have different structures, which are priced one after the other."""
+    total = len(columns[names[0]])
+    rest = {name: column for name, column in columns.items() if name not in names}
+    _, group = distinct(*(columns[name] for name in names))
+    arrays: dict[str, Floats] = {}
+    for number in range(int(group.max(initial=-1)) + 1):
+        members = np.flatnonzero(group == number)
+        key = [STRUCTURE[name][int(columns[name][members[0]])] for name in names]
+        found = price_structure(*key, {name: column[members] for name, column in rest.items()})
+        for name, values in found.items():
+            if name not in arrays:
+                arrays[name] = np.empty((*values.shape[:-1], total))
+            arrays[name][..., members] = values
+    return arrays
 
 
 def _local_arrays(costs: LocalCosts) -> Mapping[str, Floats]:

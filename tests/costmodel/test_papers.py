@@ -7,12 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from distplan.costmodel.combine import local_tables
 from distplan.costmodel.estimate import MEMORY_PARTS, Estimate, estimate
 from distplan.costmodel.graph import parameters
 from distplan.costmodel.model import Attention, LayerKind, Mlp, Model, Precision, Workload
 from distplan.costmodel.runtime import Runtime, load_runtime
 from distplan.costmodel.strategy import Strategies, Strategy
-from distplan.costmodel.tables import LOCAL_KEY, engine
+from distplan.costmodel.tables import engine
 from distplan.hardware.cluster import load_cluster
 
 PAPER = Precision(
@@ -54,10 +55,8 @@ def priced(model: Model, workload: Workload, strategy: Strategy, runtime: Runtim
 def saved_per_layer(strategy: Strategy, workload: Workload, runtime: Runtime = MEGATRON, model: Model = GPT3) -> float:
     """Bytes that one layer keeps per micro-batch."""
     eng = engine(model, workload, CLUSTER, runtime)
-    columns = {name: np.array([float(getattr(strategy, name))]) for name in LOCAL_KEY}
-    columns["gpus"] = np.array([float(strategy.gpus)])
-    store = eng.local_store(str(strategy.sp).lower(), strategy.cp_kind, strategy.recompute)
-    return float(store.arrays["saved"][1, store.find(columns)[0]]) if store.find(columns).size else 0.0
+    local = local_tables(eng, Strategies.of([strategy]), np.array([float(strategy.gpus)]))
+    return float(local.chosen["saved"][1, 0])
 
 
 # ---------------------------------------------------------------- Narayanan et al. 2021, section 5.1 and appendix
