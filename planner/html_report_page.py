@@ -174,7 +174,8 @@ def _timeline(found: Found) -> Iterator[str]:
     step, stages = found.step, len(found.stages)
     cut = ""
     if step.shown < step.micro_batches:
-        cut = f" A step of {step.shown} micro-batches is drawn; the other {step.micro_batches - step.shown} micro-batches repeat."
+        more = count(step.micro_batches - step.shown, "micro-batch", "micro-batches")
+        cut = f" A step of {step.shown} micro-batches is drawn; {more} more repeat its middle."
     bubbles = zip(step.simulation.busy, step.simulation.bubble, step.simulation.peak, strict=True)
     total = step.simulation.seconds
     rows = [(str(at), seconds(busy), percent(idle / total), gib(peak)) for at, (busy, idle, peak) in enumerate(bubbles)]

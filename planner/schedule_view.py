@@ -213,6 +213,8 @@ def _named(job: Job) -> str:
     return f"{job.kind}{job.micro_batch}" + (f".{job.chunk}" if job.chunk else "")
 
 
+LEAST_WIDTH = 24
+"""columns below which a row is wider than the terminal"""
 BANDS = 4
 """pieces of a timeline drawn below each other"""
 ROWS = 16
@@ -238,7 +240,7 @@ def drawn(run: Simulation, width: int) -> Iterator[tuple[str, list[tuple[str, st
     """
     stages = run.schedule.stages
     label = len(f"stage {stages - 1}")
-    room = width - label - 3
+    room = max(width, LEAST_WIDTH) - label - 3
     jobs = max(sum(e.rank == rank and e.stream == "compute" for e in run.events) for rank in (0, stages - 1))
     share = max(run.busy) / run.seconds
     bands = max(1, -(-int(jobs * _ROOM / max(share, 0.01)) // room))

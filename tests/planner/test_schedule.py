@@ -187,3 +187,8 @@ def test_times_of_stages() -> None:
         StageTimes(forward=1.0, backward=2.0, input_gradient=1.5),
         StageTimes(forward=2.0, backward=4.0, input_gradient=2.0),
     )
+
+
+def test_a_very_narrow_terminal_still_gets_rows() -> None:
+    simulated = run_schedule("1f1b", Question(stages=4, micro_batches=8))
+    assert all(label for label, pieces in drawn(simulated, 5) if len(pieces) > 1)
