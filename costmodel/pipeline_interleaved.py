@@ -16,7 +16,7 @@ backwards, and each half is exact.
 from __future__ import annotations
 
 from collections import Counter
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,22 +39,38 @@ def interleaved(
     Without `follow` every row is taken as settled: a lower bound that is quick to evaluate.
     """
     chunk = np.repeat(np.arange(len(count)), count)
+    held = _rows(tuple(count), pp, vpp)
+    few = np.concatenate([chunk[row * pp : (row + 1) * pp] for row, _ in held])
     settled = np.ones(len(m), dtype=np.bool_)
     if follow:
         settled = _settled(f, b, tuple(count), p2p, pp) & (m >= 3.0 * pp)
     seconds = np.empty_like(m)
-    for chosen, solve in (
-        (m <= pp, _forwards_first),
-        ((m > pp) & settled, _stay),
-        ((m > pp) & ~settled, follow_slots),
+    for chosen, solve, chunks in (
+        (m <= pp, _forwards_first, chunk),
+        ((m > pp) & settled, partial(_stay, held, vpp), few),
+        ((m > pp) & ~settled, follow_slots, chunk),
     ):
         rows_of = np.flatnonzero(chosen)
         for first in range(0, len(rows_of), BLOCK):
             rows = rows_of[first : first + BLOCK]
             # [way in or way out, chunk of the stage, stage, row]
-            cost = np.stack([np.stack([x[rows] for x in side]) for side in (f, b)])[:, chunk]
-            seconds[rows] = solve(cost.reshape(2, vpp, pp, -1), p2p[rows], m[rows])
+            cost = np.stack([np.stack([x[rows] for x in side]) for side in (f, b)])[:, chunks]
+            seconds[rows] = solve(cost.reshape(2, len(chunks) // pp, pp, -1), p2p[rows], m[rows])
     return seconds
+
+
+Rows = tuple[tuple[int, int], ...]
+"""(row, how many rows from it on are the same): a row is the n-th chunk of every stage"""
+
+
+@lru_cache(maxsize=4096)
+def _rows(count: tuple[int, ...], pp: int, vpp: int) -> Rows:
+    """All rows one by one; where all but the first and the last are the same, those between stand for each other."""
+    ends = np.cumsum(count)
+    between = np.searchsorted(ends, [pp, (vpp - 1) * pp - 1], side="right")
+    if vpp <= 4 or between[0] != between[1]:
+        return tuple((row, 1) for row in range(vpp))
+    return ((0, 1), (1, vpp - 3), (vpp - 2, 1), (vpp - 1, 1))
 
 
 def _settled(f: list[Floats], b: list[Floats], count: tuple[int, ...], p2p: Floats, pp: int) -> NDArray[np.bool_]:
@@ -113,61 +129,70 @@ def _stages(count: tuple[int, ...], pp: int) -> list[tuple[int, ...]]:
     return list(dict.fromkeys(tuple(run_of[s::pp]) for s in range(pp)))
 
 
-def _stay(cost: Floats, p2p: Floats, m: Floats) -> Floats:
-    """Way in, everything that one stage computes in the middle, way out: the longest over the stages."""
-    _, vpp, pp, _ = cost.shape
+def _stay(held: Rows, vpp: int, cost: Floats, p2p: Floats, m: Floats) -> Floats:
+    """Way in, everything that one stage computes in the middle, way out: the longest over the stages.
+
+    Everything grows evenly over rows that are the same, so their first and last say where the longest path is.
+    """
+    pp = cost.shape[2]
     both = cost[0] + cost[1]
-    ends = _way_in(cost[0], cost[1], p2p) + _way_in(cost[1], cost[0], p2p)
+    ends = _way_in(held, vpp, cost[0], cost[1], p2p) + _way_in(held, vpp, cost[1], cost[0], p2p)
     middle = -both[-1]
-    for row in range(vpp):
-        middle = middle + (m - _met(row, pp, vpp)) * both[row]
+    for at, (row, times) in enumerate(held):
+        middle = middle + (times * m - _met(row, times, pp, vpp)) * both[at]
     best: Floats = ends[0] + middle[0]
     for s in range(1, pp):
         best = np.maximum(best, ends[s] + middle[s])
-    ridden: Floats = (ends[0] + middle[0]) + np.maximum(0.0, np.floor(m / pp) - 3.0) * _ride(cost, p2p)
-    return np.maximum(best, ridden)
+    ride = np.maximum(0.0, np.floor(m / pp) - 3.0) * _ride(held, vpp, cost, p2p)
+    return np.maximum(best, (ends[0] + middle[0]) + ride)
 
 
-def _ride(cost: Floats, p2p: Floats) -> Floats:
+def _ride(held: Rows, vpp: int, cost: Floats, p2p: Floats) -> Floats:
     """Seconds that a path gains per group of pp micro-batches, over staying on the first stage, by riding with a
     forward (or a backward) through all its chunks: where a message outlasts the job beside which it travels."""
-    _, vpp, pp, _ = cost.shape
-    least, stays = cost[:, 0, 0], cost[0, 0, 0] + cost[1, 0, 0]
-    for row in range(1, vpp):
-        least = np.minimum(least, cost[:, row, 0])
-        stays = stays + (cost[0, row, 0] + cost[1, row, 0])
+    pp = cost.shape[2]
+    least, stays = cost[:, 0, 0], 0.0 * p2p
+    whole = np.add.accumulate(cost, axis=2)[:, :, -1]
+    for at, (_, times) in enumerate(held):
+        least = np.minimum(least, cost[:, at, 0])
+        stays = stays + times * (cost[0, at, 0] + cost[1, at, 0])
     most = np.zeros_like(p2p)
-    for way, waits in ((0, vpp - 1), (1, 0)):
+    for way, waits in ((0, -1), (1, 0)):
         # from the first stage's first chunk to its last, then that stage's own jobs until the next group
-        ridden = cost[way, vpp - 1, 0] + (vpp - 1.0) * pp * p2p
-        for row in range(vpp - 1):
-            for s in range(pp):
-                ridden = ridden + cost[way, row, s]
+        ridden = cost[way, -1, 0] + (vpp - 1.0) * pp * p2p
+        for at, (_, times) in enumerate(held[:-1]):
+            ridden = ridden + times * whole[way, at]
         own = (pp - 1.0) * cost[way, waits, 0] + pp * least[1 - way]
         most = np.maximum(most, (ridden + own) - pp * stays)
     return most
 
 
-def _met(row: int, pp: int, vpp: int) -> Floats:
-    """[stage, 1]: how many forwards of its chunk `row` a stage runs before its first backward."""
+@lru_cache(maxsize=4096)
+def _met(row: int, times: int, pp: int, vpp: int) -> Floats:
+    """[stage, 1]: how many forwards of its chunks `row`, …, `row`+`times`−1 a stage runs before its first backward."""
     met = 2 * (pp - 1 - np.arange(pp)) + (vpp - 1) * pp + 1
     groups, rest = np.divmod(met, pp * vpp)
-    slots: Floats = (groups * pp + np.minimum(np.maximum(rest - row * pp, 0), pp)).astype(np.float64)
+    slots: Floats = (groups * times * pp + np.clip(rest - row * pp, 0, times * pp)).astype(np.float64)
     return slots[:, None]
 
 
-def _way_in(f: Floats, b: Floats, p2p: Floats) -> Floats:
+def _way_in(held: Rows, vpp: int, f: Floats, b: Floats, p2p: Floats) -> Floats:
     """End of the first backward of each stage [stage, row]: down the chain of chunks to the stage's chunk j, then
     its own forwards; or by way of a later stage's first backward."""
-    vpp, pp, _ = f.shape
-    chain = np.add.accumulate((f + p2p).reshape(vpp * pp, -1), axis=0).reshape(f.shape)
-    left = _met(0, pp, vpp) * f[0]
-    for row in range(1, vpp):
-        left = left + _met(row, pp, vpp) * f[row]
-    warm = chain[0] + (left - f[0])
-    for row in range(1, vpp):
-        left = left - pp * f[row - 1]
-        warm = np.maximum(warm, chain[row] + (left - f[row]))
+    pp = f.shape[1]
+    down = np.add.accumulate(f + p2p, axis=1)
+    left = _met(*held[0], pp, vpp) * f[0]
+    for at, (row, times) in enumerate(held[1:], start=1):
+        left = left + _met(row, times, pp, vpp) * f[at]
+    warm = down[0] + (left - f[0])
+    before = down[0, -1]
+    for at in range(1, len(held)):
+        times = held[at - 1][1]
+        left = left - (times * pp) * f[at - 1]
+        if times > 1:
+            before = before + (times - 1) * down[at - 1, -1]
+        warm = np.maximum(warm, (before + down[at]) + (left - f[at]))
+        before = before + down[at, -1]
     warm = warm - p2p
     first: Floats = np.empty_like(warm)
     first[-1] = warm[-1] + b[-1, -1]
