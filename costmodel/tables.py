@@ -74,23 +74,26 @@ class Store:
     """Rows of arrays by key; `compute` fills the keys that are missing, all at once."""
 
     compute: Callable[[Mapping[str, Floats]], Mapping[str, Floats]]
-    places: dict[tuple[float, ...], int] = field(default_factory=dict)
+    places: dict[bytes, int] = field(default_factory=dict)
     arrays: dict[str, Floats] = field(default_factory=dict)
 
     def find(self, columns: Mapping[str, Floats]) -> Ints:
         """Places of the rows of `columns`; arrays are [..., place]."""
-        keys = list(zip(*(column.tolist() for column in columns.values()), strict=True))
-        first = {key: at for at, key in enumerate(keys) if key not in self.places}
-        missing = list(first.values())
-        if missing:
-            fresh = self.compute({name: column[missing] for name, column in columns.items()})
+        width = 8 * len(columns)
+        packed = np.stack([*columns.values()], axis=1).tobytes()
+        keys = [packed[at : at + width] for at in range(0, len(packed), width)]
+        places = [self.places.get(key, -1) for key in keys]
+        if -1 in places:
+            fresh = {key: at for at, key in enumerate(keys) if places[at] < 0}
+            rows = list(fresh.values())
             held = len(self.places)
-            for name, values in fresh.items():
+            for name, values in self.compute({name: column[rows] for name, column in columns.items()}).items():
                 old = self.arrays.get(name)
                 self.arrays[name] = values if old is None else np.concatenate([old, values], axis=-1)
-            for offset, at in enumerate(missing):
-                self.places[keys[at]] = held + offset
-        return np.array([self.places[key] for key in keys], dtype=np.int64)
+            for offset, key in enumerate(fresh):
+                self.places[key] = held + offset
+            places = [self.places[key] for key in keys]
+        return np.array(places, dtype=np.int64)
 
 
 @dataclass(slots=True)
