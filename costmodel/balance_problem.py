@@ -202,7 +202,7 @@ class Problem:
             for part in costs.time:
                 seconds += float(part[0])
             factor = self.runtime.factor(self.cluster.accelerator.generation)
-            seconds += factor * beyond_closed_form(load, s, np.array([self.micro_batches]))
+            seconds += factor * (beyond_closed_form(load, s, np.array([self.micro_batches])) or 0.0)
         heaviest = max(float((f + b)[0]) for f, b in zip(load.stage_forward, load.stage_backward, strict=True))
         return Cut(
             sizes=tuple(sizes), again=tuple(again), seconds=seconds, heaviest=heaviest,

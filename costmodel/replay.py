@@ -8,13 +8,17 @@ from distplan.costmodel.combine import local_tables, state_tables
 from distplan.costmodel.estimate import Estimate
 from distplan.costmodel.model import Model, Workload
 from distplan.costmodel.runtime import Runtime
-from distplan.costmodel.simulate import StageCosts
+from distplan.costmodel.schedules import ScheduleError, build_schedule
+from distplan.costmodel.simulate import StageCosts, simulate
 from distplan.costmodel.simulate_repeat import simulate_step
 from distplan.costmodel.stages import Split, split
 from distplan.costmodel.step_time import StageLoad, stage_load
 from distplan.costmodel.strategy import Floats, Strategies, Strategy
 from distplan.costmodel.tables import engine
 from distplan.hardware.cluster import Cluster
+
+MOST_JOBS = 50_000
+"""pairs of chunk and micro-batch that are simulated one by one"""
 
 
 def load_of(
@@ -31,7 +35,8 @@ def load_of(
         cut = split(eng.pattern, len(eng.segments), strategy.pp, strategy.vpp, model.mtp_layers, v_shaped)
     local, state = local_tables(eng, rows, gpus), state_tables(eng, rows, gpus)
     layers = np.array([recompute_layers])
-    return stage_load(eng, local, state, local.index, state.index, gpus, layers, cut, strategy.pp, strategy.vpp, strategy.schedule)
+    s = strategy
+    return stage_load(eng, local, state, local.index, state.index, gpus, layers, cut, s.pp, s.vpp, s.schedule)
 
 
 def stage_costs(load: StageLoad) -> StageCosts:
@@ -54,13 +59,30 @@ def simulate_plan(
         return None
     load = load_of(model, workload, cluster, runtime, strategy, float(estimate.recompute_layers[0]))
     beyond = beyond_closed_form(load, strategy, estimate.num_micro_batches[:1])
+    if beyond is None:
+        return None
     return float(estimate.step_seconds[0] + runtime.factor(cluster.accelerator.generation) * beyond)
 
 
-def beyond_closed_form(load: StageLoad, strategy: Strategy, m: Floats) -> float:
-    """Seconds of the simulated pipeline section less those of the closed form; `m` micro-batches, length 1."""
+def beyond_closed_form(load: StageLoad, strategy: Strategy, m: Floats) -> float | None:
+    """Seconds of the simulated pipeline section less those of the closed form; `m` micro-batches, length 1. None
+    where no framework's job lists are known for so many micro-batches."""
     closed = load.pipeline_time(strategy.schedule, m, strategy.pp, strategy.vpp).seconds[0]
-    simulated = simulate_step(
-        strategy.schedule, stages=strategy.pp, micro_batches=int(m[0]), chunks=strategy.vpp, costs=stage_costs(load)
-    )
-    return float(simulated.seconds - closed)
+    seconds = _simulated(load, strategy, int(m[0]))
+    return None if seconds is None else float(seconds - closed)
+
+
+def _simulated(load: StageLoad, strategy: Strategy, m: int) -> float | None:
+    """Megatron takes micro-batches in rounds of one per stage; torch cuts others into rounds of its own, which
+    follow from their number, so that no shorter run tells of the longer."""
+    costs = stage_costs(load)
+    shape = {"stages": strategy.pp, "micro_batches": m, "chunks": strategy.vpp}
+    try:
+        return simulate_step(strategy.schedule, costs=costs, **shape).seconds
+    except ScheduleError:
+        if strategy.schedule != "interleaved" or m * strategy.pp * strategy.vpp > MOST_JOBS:
+            return None
+    try:
+        return simulate(build_schedule("interleaved", dialect="torch", **shape), costs, record=False).seconds
+    except ScheduleError:
+        return None
