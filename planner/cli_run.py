@@ -23,7 +23,7 @@ from distplan.planner.inputs import InputError, dimension, gpu_counts, one_numbe
 from distplan.planner.output import FORMATS, csv_text, json_text, yaml_text
 from distplan.planner.plan import OBJECTIVES, Plan
 from distplan.planner.plan_file import PlanFile, is_plan, read_plan, write_plan
-from distplan.planner.questions import asked
+from distplan.planner.questions import asked, parse_asked
 from distplan.planner.report import report
 from distplan.planner.report_questions import answers_report
 from distplan.planner.search import RuleError
@@ -39,6 +39,7 @@ MANY = 8
 
 def run_search(model: str, options: Options) -> int:
     form = one_word("--format", options["output_format"], FORMATS)
+    parse_asked(options)
     objective = one_word("--objective", options["objective"], OBJECTIVES)
     cluster = load_cluster(options["hardware"] or default("hardware"))
     gpus = gpu_counts(_gpus(options), node=cluster.gpus_per_node)
@@ -72,6 +73,7 @@ def run_search(model: str, options: Options) -> int:
 
 def run_estimate(name: str, options: Options) -> int:
     form = one_word("--format", options["output_format"], FORMATS)
+    parse_asked(options)
     strategy, job, hardware = chosen(name, options)
     try:
         plan = replace(api.estimate_setting(job, strategy), allow_tight=options["allow_tight"])

@@ -236,11 +236,17 @@ def answers(plan: Plan, *, tokens: float | None, days: float | None, seconds: fl
 
 def asked(plan: Plan, options: Mapping[str, Any]) -> Plain:
     """Answers to --tokens, --days and --measured; InputError."""
+    tokens, days, seconds = parse_asked(options)
+    return answers(plan, tokens=tokens, days=days, seconds=seconds)
+
+
+def parse_asked(options: Mapping[str, Any]) -> tuple[float | None, float | None, float | None]:
+    """(--tokens, --days, --measured); InputError."""
     tokens, days = training_asked(options)
     seconds = quantity("--measured", options.get("measured"), parse_seconds)
     if seconds is not None and seconds <= 0.0:
         raise InputError("--measured 0 s: a step takes longer")
-    return answers(plan, tokens=tokens, days=days, seconds=seconds)
+    return tokens, days, seconds
 
 
 def training_asked(options: Mapping[str, Any]) -> tuple[float | None, float | None]:

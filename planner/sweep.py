@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import distplan
@@ -168,16 +169,32 @@ def _rows(
         for at in todo:
             yield at, solve(scenarios[at])
         return
+    before = set(active_children())
     made = executor or ProcessPoolExecutor(min(jobs, len(todo)), get_context("spawn"), initializer=_deaf)
+    pending: dict[Future[Plain], int] = {}
     try:
-        pending: dict[Future[Plain], int] = {made.submit(solve, scenarios[at]): at for at in todo}
+        pending |= {made.submit(solve, scenarios[at]): at for at in todo}
         while pending:
             done, _ = wait(pending, return_when=FIRST_COMPLETED)
             for future in sorted(done, key=lambda future: pending[future]):
                 yield pending.pop(future), future.result()
+    except BrokenExecutor:
+        problem = "a process of the sweep was ended from outside; with fewer --jobs it needs less memory"
+        raise DistplanError(problem) from None
     finally:
         if executor is None:
             made.shutdown(wait=False, cancel_futures=True)
+            if pending:
+                _end(set(active_children()) - before)
+        else:
+            for future in pending:
+                future.cancel()
+
+
+def _end(children: set[BaseProcess]) -> None:
+    """Searches that nobody waits for any more."""
+    for child in children:
+        child.terminate()
 
 
 def _deaf() -> None:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -163,3 +169,27 @@ def test_bad_usage_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         assert run(["sweep", "llama-3.2-1b", *wrong]) == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
     assert run(["sweep", "llama-9", "--gpus", "8"]) == 2
+
+
+def test_ctrl_c_ends_a_sweep_of_several_processes_at_once(tmp_path: Path) -> None:
+    """A real signal to a real command: what is done is shown and kept, and no process stays behind."""
+    results = tmp_path / "r.jsonl"
+    counts = ",".join(str(8 * n) for n in range(1, 40))
+    line = ["sweep", "llama-3.1-8b", "--gpus", counts, "--global-batch", "64", "--jobs", "2", "--results", str(results)]
+    with subprocess.Popen([sys.executable, "-m", "distplan", *line], stdout=PIPE, stderr=PIPE, text=True) as started:
+        deadline = time.monotonic() + 90.0
+        while not results.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        started.send_signal(signal.SIGINT)
+        out, err = started.communicate(timeout=30)
+    assert started.returncode == 130, err
+    assert "Traceback" not in err
+    assert "llama-3.1-8b on dgx-h100" in out
+    assert "the same command goes on from there" in err
+
+
+def test_an_executor_of_someone_elses_is_used_and_left_open() -> None:
+    with ThreadPoolExecutor(1) as executor:
+        rows, _ = sweep.run(SCENARIOS[:2], executor=executor)
+        assert executor.submit(int, 3).result() == 3
+    assert rows == sweep.run(SCENARIOS[:2], jobs=1)[0]
