@@ -165,11 +165,11 @@ def _data(shown: dict[str, Any], rows: list[dict[str, Any]], form: str) -> int:
 def _trace(runs: list[Any], options: Options) -> None:
     if options["trace"] is None:
         return
-    from distplan.planner.terminal import say
+    from distplan.planner.terminal import clean, say
     from distplan.planner.trace import trace_of, write_trace
 
     write_trace(options["trace"], trace_of(runs))
-    say(f"wrote {options['trace']}", quiet=options["quiet"])
+    say(f"wrote {clean(options['trace'])}", quiet=options["quiet"])
 
 
 def _width() -> int:

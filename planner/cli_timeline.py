@@ -44,7 +44,7 @@ def show_step(plan: Plan, options: dict[str, Any], form: str) -> None:
     if best is None or not (drawn or options["trace"]):
         return
     from distplan.costmodel.step_timeline import step_timeline
-    from distplan.planner.terminal import say
+    from distplan.planner.terminal import clean, say
     from distplan.planner.trace import trace_of_step, write_trace
 
     step = step_timeline(plan.model, plan.workload, plan.cluster, plan.runtime, best.strategy, best.estimate)
@@ -60,4 +60,4 @@ def show_step(plan: Plan, options: dict[str, Any], form: str) -> None:
     if options["trace"]:
         write_trace(options["trace"], trace_of_step(step))
         cut = "" if step.shown == step.micro_batches else f": a step of {step.shown} micro-batches"
-        say(f"wrote {options['trace']}{cut}", quiet=options["quiet"])
+        say(f"wrote {clean(options['trace'])}{cut}", quiet=options["quiet"])

@@ -25,6 +25,8 @@ CASES = {
     "no pipeline": ("llama-3.1-8b", "torchtitan", Strategy(dp_shard=16, zero=3)),
     "zero 3": ("llama-3.1-8b", "torchtitan", Strategy(pp=2, dp_shard=8, zero=3, recompute="selective")),
     "experts": ("qwen3-30b-a3b", "megatron", Strategy(pp=2, dp_shard=8, ep=8)),
+    "zb_h1": ("llama-3.1-8b", "paddle", Strategy(pp=4, dp_shard=4, schedule="zb_h1")),
+    "zb_v": ("llama-3.1-8b", "torchtitan", Strategy(pp=2, vpp=2, dp_shard=8, zero=2, schedule="zb_v")),
     "tied": ("gemma-2-9b", "megatron", Strategy(tp=2, pp=2, cp=2, cp_kind="ring", dp_shard=2)),
 }
 
@@ -69,12 +71,12 @@ def test_a_stage_does_one_thing_at_a_time(name: str) -> None:
         computed = [box for box in step.boxes if (box.stage, box.lane) == (stage, "compute")]
         assert all(a.end <= b.start + 1e-9 for a, b in itertools.pairwise(computed))
         assert [box.name for box in computed][-1] == "optimizer"
-        numbered = [box for box in computed if box.micro_batch >= 0]
+        numbered = [box for box in computed if box.micro_batch >= 0 and box.name[0] != "W"]
         assert len(numbered) == 2 * step.micro_batches * strategy.vpp
     assert all(0.0 <= box.start < box.end for box in step.boxes)
 
 
-@pytest.mark.parametrize("name", ["1f1b", "no pipeline", "zero 3", "experts", "tied"])
+@pytest.mark.parametrize("name", ["1f1b", "no pipeline", "zero 3", "experts", "tied", "zb_h1"])
 def test_what_is_held_stays_below_the_stages_peak(name: str) -> None:
     whole, found = priced(name)
     step, stages = step_timeline(*whole, found), memory_by_stage(staged(*whole, found))
