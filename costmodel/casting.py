@@ -40,6 +40,7 @@ class Scaling:
     layouts: Mapping[str, int]
     saves: str
     weights: str
+    gathers: str
     fuses_norm: bool
     source: str
 
@@ -53,8 +54,8 @@ def scaling_named(name: str) -> Scaling:
     return Scaling(
         name=name, dtype=fields["dtype"], generations=tuple(fields["generations"]), reads=float(fields["reads"]),
         launches=float(fields["launches"]), operand_bytes=element + of_block, weight_bytes=element + of_weights,
-        layouts=fields["layouts"], saves=fields["saves"], weights=fields["weights"], fuses_norm=fields["fuses_norm"],
-        source=fields["source"],
+        layouts=fields["layouts"], saves=fields["saves"], weights=fields["weights"], gathers=fields["gathers"],
+        fuses_norm=fields["fuses_norm"], source=fields["source"],
     )
 
 

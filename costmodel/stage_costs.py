@@ -113,7 +113,7 @@ def cast_bytes(recipe: Precision) -> CastBytes | None:
         return None
     compute, copies = DTYPE_BYTES[recipe.compute], layouts_of(recipe) * scaling.weight_bytes
     if recipe.parameters in NARROW:
-        turned = 2.0 * (copies - scaling.weight_bytes)
+        turned = 2.0 * (copies - scaling.weight_bytes) if scaling.gathers == "cast" else compute + copies
         return CastBytes(copies - compute, scaling.weight_bytes - compute, copies - compute, turned)
     return CastBytes(copies, 0.0, copies, scaling.reads * compute + copies)
 

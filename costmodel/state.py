@@ -149,7 +149,9 @@ def _steps(
 ) -> Iterator[tuple[tuple[str, str, Axes], Size | PaddedSize, float]]:
     """((role, kind, axes), elements given, bytes of one) of every collective of a weight."""
     scaling = scaling_of(workload.precision)
-    kept_cast = narrow and scaling is not None and workload.precision.parameters in NARROW
+    cast = 0.0
+    if narrow and scaling is not None and scaling.gathers == "cast" and workload.precision.parameters in NARROW:
+        cast = scaling.weight_bytes
     for source, steps, role in ((path.gradient, path.reduce, "gradient"), (path.stored, path.gather, "parameter")):
         now = source
         for step in steps:
@@ -157,9 +159,7 @@ def _steps(
                 sizes = program.segment.sizes
                 size = layout_size(now, sizes) if on_tp(step.axes) else _size(now, path, weight, program, rules)
                 element = DTYPE_BYTES[movement_dtype(role, step.axes, rules, workload)]
-                if kept_cast and role == "parameter":
-                    element = scaling.weight_bytes  # type: ignore[union-attr]
-                yield (role, step.kind, step.axes), size, element
+                yield (role, step.kind, step.axes), size, cast if cast and role == "parameter" else element
             now = step.result
 
 
