@@ -44,6 +44,7 @@ SWEEP: Mapping[str, tuple[Any, Any]] = {
     **_JOB,
     "scale_batch": flag("scale_batch", "The global batch grows with the GPUs, from the smallest count.", "Sweep"),
     "results": option("results", "FILE", "Keep results here, and take from it what is done.", "Sweep"),
+    "cluster": option("cluster", "ADDRESS", "An existing Dask scheduler: tcp://host:8786.", "Sweep"),
     "jobs": option("jobs", "N", "Processes; all cores unless told.", "Sweep"),
     **TRAINING,
     **shown(_FORMATS),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from distplan.costmodel.workload import default
@@ -76,8 +78,9 @@ def run_sweep(models: Sequence[str], options: Options) -> int:
     for scenario in {(s.model, s.hardware, s.runtime): s for s in scenarios}.values():
         sweep.setting_of(scenario)  # a wrong name ends the sweep before it begins
     store = open_store(options["results"]) if options["results"] else None
-    with progress("sweeping", quiet=options["quiet"], no_color=options["no_color"]) as drawn:
-        rows, done = sweep.run(scenarios, jobs=jobs, store=store, say=drawn)
+    quiet, no_color = options["quiet"], options["no_color"]
+    with _executor(options) as executor, progress("sweeping", quiet=quiet, no_color=no_color) as drawn:
+        rows, done = sweep.run(scenarios, jobs=jobs, store=store, say=drawn, executor=executor)
     if done.resumed:
         say(f"{done.resumed:,} of {done.total:,} were in {clean(options['results'])}", quiet=options["quiet"])
     shown = sweep.document(rows, tokens=tokens, days=days)
@@ -86,6 +89,17 @@ def run_sweep(models: Sequence[str], options: Options) -> int:
         say(f"distplan: interrupted after {done.done:,} of {done.total:,}{_again(options)}")
         return INTERRUPTED
     return OK if any(row["status"] == "fits" for row in shown["rows"]) else NOTHING
+
+
+def _executor(options: Options) -> AbstractContextManager[Executor | None]:
+    """The Dask cluster that was named; None means processes here."""
+    if not options["cluster"]:
+        return nullcontext()
+    if options["jobs"] is not None:
+        raise InputError("--jobs counts processes here, --cluster has workers of its own: give one of them")
+    from distplan.planner.sweep_cluster import cluster_executor
+
+    return cluster_executor(options["cluster"])
 
 
 def _again(options: Options) -> str:
