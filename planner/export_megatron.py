@@ -19,9 +19,38 @@ SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 MODULES = {"norm": "layernorm", "mlp_act": "mlp"}
 DATA_OUTSIDE = ("dp_replicate", "dp_shard", "pp", "cp", "tp")
 _OPTIMIZERS = {"adamw": "adam", "adamw8bit": "adam", "sgd": "sgd"}
-_PRECISIONS = ("bf16", "bf16-grads", "fp16", "fp8", "fp8-bf16-moments", "fp32")
-_RECIPES = {"fp8": "bf16_with_fp8_delayed_scaling_mixed", "bf16": "bf16_mixed", "fp16": "fp16_mixed"}
-"""a setting of precision -> Megatron Bridge's recipe of it; the first that is set counts"""
+_PRECISIONS = ("bf16", "bf16-grads", "fp16", "fp32")
+_MOMENTS: Mapping[str, Any] = {
+    "use_precision_aware_optimizer": True,
+    "exp_avg_dtype": "bf16",
+    "exp_avg_sq_dtype": "bf16",
+}
+FP8: Mapping[str, Mapping[str, Any]] = {
+    "fp8": {"fp8": "hybrid"},
+    "fp8-params": {"fp8": "hybrid", "fp8_param_gather": True},
+    "fp8-bf16-moments": {"fp8": "hybrid", **_MOMENTS},
+    "fp8-current": {"fp8": "hybrid", "fp8_recipe": "tensorwise"},
+    "fp8-current-params": {"fp8": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True},
+    "fp8-blockwise": {"fp8": "e4m3", "fp8_recipe": "blockwise"},
+    "fp8-blockwise-params": {"fp8": "e4m3", "fp8_recipe": "blockwise", "fp8_param_gather": True},
+    "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
+    "mxfp8-params": {
+        "fp8": "e4m3",
+        "fp8_recipe": "mxfp8",
+        "fp8_param_gather": True,
+        "reuse_grad_buf_for_mxfp8_param_ag": True,
+    },
+}
+"""recipe of precisions.yaml -> settings of megatron-core; the same table reads them back"""
+_RECIPES = {
+    "tensorwise": "bf16_with_fp8_current_scaling_mixed",
+    "blockwise": "bf16_with_fp8_subchannel_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+    "fp8": "bf16_with_fp8_delayed_scaling_mixed",
+    "bf16": "bf16_mixed",
+    "fp16": "fp16_mixed",
+}
+"""a setting of precision, or the value of fp8_recipe -> Megatron Bridge's recipe; the first that is set counts"""
 _FLAGS = {
     "gated_linear_unit": "swiglu",
     "num_moe_experts": "num-experts",
@@ -82,7 +111,7 @@ def megatron_bridge(job: Job) -> Exported:
     }
     if "use_megatron_fsdp" in data:
         content["dist"] = {"use_megatron_fsdp": True}
-    recipe = next((recipe for name, recipe in _RECIPES.items() if name in chosen), None)
+    recipe = next((name for key, name in _RECIPES.items() if key in (*chosen, chosen.get("fp8_recipe"))), None)
     if recipe:
         content["mixed_precision"] = recipe
     more = (
@@ -90,6 +119,7 @@ def megatron_bridge(job: Job) -> Exported:
         *job.unsaid("attention", "flash", "the attention backend is an enum, which a YAML of overrides cannot hold"),
     )
     fsdp = "set checkpoint.ckpt_format to fsdp_dtensor, the only one that Megatron-FSDP takes"
+    gather = "check fp8_param_gather of the mixed_precision recipe: the plan gathers parameters in fp8"
     moments = "dtypes of moments are no text: set optimizer.exp_avg_dtype and exp_avg_sq_dtype in your recipe"
     return Exported(
         text=yaml_text(content),
@@ -98,6 +128,7 @@ def megatron_bridge(job: Job) -> Exported:
             *other_order(job),
             *remarks,
             *((fsdp,) if job.strategy.zero > 1 else ()),
+            *((gather,) if "fp8_param_gather" in chosen else ()),
             *((moments,) if "exp_avg_dtype" in chosen else ()),
             "these are overrides: choose the recipe of your model, and merge this file into its ConfigContainer",
         ),
@@ -205,15 +236,11 @@ def _recompute(job: Job) -> tuple[dict[str, Any], tuple[Unsaid, ...]]:
 
 def _precision(job: Job) -> tuple[dict[str, Any], tuple[Unsaid, ...]]:
     w = job.workload
-    name = w.precision.name
-    known = name if name in _PRECISIONS else {"fp16": "fp16", "bf16": "bf16"}.get(w.precision.compute, "fp32")
+    known = _known(job)
     values: dict[str, Any] = {}
     if known != "fp32":
         values["fp16" if known == "fp16" else "bf16"] = True
-    if known.startswith("fp8"):
-        values["fp8"] = "hybrid"
-    if known == "fp8-bf16-moments":
-        values |= {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
+    values |= FP8.get(known, {})
     values |= {"optimizer": _OPTIMIZERS[w.optimizer], "clip_grad": 1.0 if w.clip_grad else 0.0}
     if w.offload_optimizer:
         values |= {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0}
@@ -222,6 +249,16 @@ def _precision(job: Job) -> tuple[dict[str, Any], tuple[Unsaid, ...]]:
         *job.unsaid("precision", known, "no set of arguments has these dtypes"),
         *job.unsaid("optimizer", taken, "Megatron has no 8-bit moments"),
     )
+
+
+def _known(job: Job) -> str:
+    """The recipe, or the plain one of its compute dtype where no arguments make it."""
+    name = job.workload.precision.name
+    # parameters are gathered in fp8 by the distributed optimizer
+    gathers = "fp8_param_gather" in FP8.get(name, {}) and job.strategy.zero == 0
+    if name in _PRECISIONS or (name in FP8 and not gathers):
+        return name
+    return {"fp16": "fp16", "bf16": "bf16"}.get(job.workload.precision.compute, "fp32")
 
 
 def _arguments(values: Mapping[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from distplan.hardware.documents import Document, Keys, take
-from distplan.planner.export_megatron import CP_COMM, SHARDING
+from distplan.planner.export_megatron import CP_COMM, FP8, SHARDING
 from distplan.planner.import_arguments import LOOSE
 from distplan.planner.imported import Reading, check_names, one_of, option_names
 
@@ -136,9 +136,8 @@ def _recompute(doc: Document, model: Mapping[str, Any], pp: int, vpp: int) -> di
 
 
 def _workload(doc: Document) -> dict[str, Any]:
-    moments = doc.value.get("exp-avg-dtype") == "bf16"
     if doc.value.get("fp8-format") is not None:
-        precision = "fp8-bf16-moments" if moments else "fp8"
+        precision = _fp8(doc)
     elif _flag(doc, "bf16"):
         precision = "bf16-grads" if _flag(doc, "grad-reduce-in-bf16") else "bf16"
     else:
@@ -158,3 +157,14 @@ def _workload(doc: Document) -> dict[str, Any]:
         "clip_grad": clip > 0.0,
         "offload_optimizer": _flag(doc, "optimizer-cpu-offload"),
     }
+
+
+def _fp8(doc: Document) -> str:
+    """The recipe whose scaling, gathered parameters and moments these are; the format is a matter of range only."""
+    for name, settings in FP8.items():
+        scaling = doc.value.get("fp8-recipe", "delayed") == settings.get("fp8_recipe", "delayed")
+        gathered = _flag(doc, "fp8-param-gather") == ("fp8_param_gather" in settings)
+        moments = (doc.value.get("exp-avg-dtype") == "bf16") == ("exp_avg_dtype" in settings)
+        if scaling and gathered and moments:
+            return name
+    return "fp8"
