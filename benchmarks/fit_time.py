@@ -53,8 +53,10 @@ class TimeFit:
     def uses(self, at: int, kind: str) -> bool:
         """Whether a collective of this kind may hide behind something in the run."""
         case = self.cases[at]
+        if kind.startswith("fsdp") != (case.strategy.zero >= 2) and "dp" in kind:
+            return False
         degree = {"tp": "tp", "tp_backward": "tp", "cp": "cp", "ep": "ep"}.get(kind, "dp")
-        return bool(case.runtime.overlap[kind]) and getattr(case.strategy, degree) > 1
+        return bool(case.runtime.overlap[kind.replace('fsdp', 'dp')]) and getattr(case.strategy, degree) > 1
 
     def runs_with(self, kind: str) -> int:
         return sum(self.uses(at, kind) for at in range(len(self.cases)))
@@ -165,16 +167,16 @@ def errors_of(fit: TimeFit, overlaps: Mapping[str, float], factors: Mapping[tupl
     return np.asarray(np.log(fit.measured / (factor * model.busy + model.end)))
 
 
-def fit_overlaps(fit: TimeFit, most_per_group: int = 6) -> dict[str, float]:
+def fit_overlaps(fit: TimeFit) -> dict[str, float]:
     """Efficiencies in 0 … 1 that leave the least weighted capped error, one kind of collective after the other, on a
-    sample of every source and framework in which that kind may hide."""
+    sample of every source and framework in which that kind may hide (the data-parallel kinds are in many alike)."""
     overlaps = dict.fromkeys(OVERLAPS, 0.8)
     for kind in OVERLAPS:
-        sample = [at for at in _sample(fit, most_per_group) if fit.uses(at, kind)]
+        sample = [at for at in _sample(fit, 5 if "dp" in kind else 50) if fit.uses(at, kind)]
         if sample:
             found = minimize_scalar(
                 _loss, args=(fit, overlaps, kind, sample), bounds=(0.0, 1.0), method="bounded",
-                options={"maxiter": 8, "xatol": 0.03},
+                options={"maxiter": 6, "xatol": 0.03},
             )
             overlaps[kind] = round(float(found.x), 3)
     return overlaps

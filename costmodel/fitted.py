@@ -16,7 +16,7 @@ from distplan.hardware.documents import Document, load_mapping, no_other_keys, t
 
 FILE = Path(__file__).with_name("fitted.yaml")
 DEFAULT = "default"
-OVERLAPS = ("dp_grad", "dp_param", "tp", "tp_backward", "cp", "ep")
+OVERLAPS = ("fsdp_param", "fsdp_grad", "dp_grad", "dp_param", "tp", "tp_backward", "cp", "ep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

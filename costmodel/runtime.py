@@ -140,8 +140,11 @@ class Runtime:
     """field, or rules.<rule> -> the source of its value, or 'assumed: why'"""
 
     def hidden(self, kind: str) -> float:
-        """The share of a collective of this class that disappears behind what it can hide behind."""
-        return self.overlap_efficiency.get(kind, 1.0) if self.overlap[kind] else 0.0
+        """The share of a collective of this class that disappears behind what it can hide behind.
+
+        fsdp_grad and fsdp_param are dp_grad and dp_param of every micro-batch (ZeRO 2 and 3).
+        """
+        return self.overlap_efficiency.get(kind, 1.0) if self.overlap[kind.replace("fsdp", "dp")] else 0.0
 
     def factor(self, generation: str) -> float:
         """Measured over modelled time of what a micro-batch does."""

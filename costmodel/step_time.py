@@ -272,7 +272,7 @@ def segment_seconds(
     reduce = np.where(zero >= 2.0, state.tables["reduce"][:-1, sid], 0.0)
     if timing != "micro_batch":
         reduce = np.zeros_like(reduce)
-    of_param, of_grad = eng.runtime.hidden("dp_param"), eng.runtime.hidden("dp_grad")
+    of_param, of_grad = eng.runtime.hidden("fsdp_param"), eng.runtime.hidden("fsdp_grad")
     first, again = gather * in_forward, gather * in_backward
     exposed_f = first - of_param * np.minimum(first, forward)
     both = again + reduce
