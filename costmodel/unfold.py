@@ -26,8 +26,12 @@ from distplan.costmodel.tables import LOCAL_KEY, Engine, engine
 from distplan.hardware.cluster import Cluster
 
 PART_OF_CATEGORY: Mapping[str, str] = {
-    "gemm": "matrix products", "attention": "attention", "memory_bound": "memory-bound", "tp": "exposed tp",
-    "cp": "exposed cp", "ep": "exposed ep",
+    "gemm": "matrix products",
+    "attention": "attention",
+    "memory_bound": "memory-bound",
+    "tp": "exposed tp",
+    "cp": "exposed cp",
+    "ep": "exposed ep",
 }
 
 
@@ -166,8 +170,16 @@ def _operator(
     part = "recompute" if phase == "recompute" else PART_OF_CATEGORY[category]
     kind = "matrix product" if category == "gemm" else work.kind
     return Operator(
-        part=part, segment=case.eng.segments[work.segment].name, name=_joined(work, members), kind=kind, phase=phase,
-        dtype=work.dtype, sizes=sizes, calls=calls, seconds=calls * seconds, flops=calls * flops,
+        part=part,
+        segment=case.eng.segments[work.segment].name,
+        name=_joined(work, members),
+        kind=kind,
+        phase=phase,
+        dtype=work.dtype,
+        sizes=sizes,
+        calls=calls,
+        seconds=calls * seconds,
+        flops=calls * flops,
         moved_bytes=calls * moved,
     )
 
@@ -175,7 +187,7 @@ def _operator(
 def _joined(work: Work, members: Sequence[Work]) -> str:
     """layer.attention.q+k+v"""
     name = work.name.split("@")[0]
-    ending = name[name.rindex("."):] if name.endswith(("dgrad", "wgrad")) else ""
+    ending = name[name.rindex(".") :] if name.endswith(("dgrad", "wgrad")) else ""
     words = [each.name.split("@")[0].removesuffix(ending).rpartition(".")[2] for each in members]
     return "+".join([name.removesuffix(ending), *words]) + ending
 
@@ -196,8 +208,14 @@ def moves(case: Case) -> tuple[Move, ...]:
                 before = start
                 for step in steps:
                     move = Move(
-                        segment=program.segment.name, name=role, kind=step.kind, axis=join_axes(step.axes), phase="",
-                        before=f"{weight.name} {before}", after=str(step.result), behind=(),
+                        segment=program.segment.name,
+                        name=role,
+                        kind=step.kind,
+                        axis=join_axes(step.axes),
+                        phase="",
+                        before=f"{weight.name} {before}",
+                        after=str(step.result),
+                        behind=(),
                     )
                     if step.kind != "slice":
                         made[move] = None
@@ -209,7 +227,12 @@ def _moves_of(program: SegmentProgram) -> Iterator[Move]:
     for node in program.nodes:
         if node.kind in COLLECTIVES and node.kind != "slice":
             yield Move(
-                segment=program.segment.name, name=node.name.split("@")[0], kind=node.kind, axis=join_axes(node.axes),
-                phase=node.phase, before=str(program.values[node.inputs[0]].layout),
-                after=str(program.values[node.outputs[0]].layout), behind=node.behind,
+                segment=program.segment.name,
+                name=node.name.split("@")[0],
+                kind=node.kind,
+                axis=join_axes(node.axes),
+                phase=node.phase,
+                before=str(program.values[node.inputs[0]].layout),
+                after=str(program.values[node.outputs[0]].layout),
+                behind=node.behind,
             )

@@ -68,8 +68,14 @@ def _weights(case: Case) -> Iterator[Held]:
                 elements = _elements(layout_size(layout, program.segment.sizes), symbols)
                 each = size if part == "parameters" else DTYPE_BYTES[dtype]
                 yield Held(
-                    part=part, segment=program.segment.name, name=name, placement=str(layout), dtype=dtype,
-                    elements=elements, copies=copies, num_bytes=elements * copies * each,
+                    part=part,
+                    segment=program.segment.name,
+                    name=name,
+                    placement=str(layout),
+                    dtype=dtype,
+                    elements=elements,
+                    copies=copies,
+                    num_bytes=elements * copies * each,
                 )
 
 
@@ -119,6 +125,12 @@ def _saved(case: Case, program: SegmentProgram, copies: float) -> Iterator[Held]
             both = size > DTYPE_BYTES[dtype]
             dtype = f"{dtype} and {workload.precision.matmul}" if both else workload.precision.matmul
         yield Held(
-            part="activations", segment=program.segment.name, name=name.split("@")[0], placement=str(value.layout),
-            dtype=dtype, elements=elements, copies=copies, num_bytes=elements * copies * size,
+            part="activations",
+            segment=program.segment.name,
+            name=name.split("@")[0],
+            placement=str(value.layout),
+            dtype=dtype,
+            elements=elements,
+            copies=copies,
+            num_bytes=elements * copies * size,
         )

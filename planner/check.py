@@ -191,9 +191,7 @@ def _budget(budget: Budget, limit: float, values: Mapping[str, float | None]) ->
     holds = value <= limit if budget.most else value >= limit
     relation = ("within" if holds else "over") if budget.most else ("at least" if holds else "under")
     text = f"{budget.words} {budget.show(value)} is {relation} {budget.show(limit)}"
-    return Check(
-        name=budget.option, result=OK if holds else BROKEN, message=text, key=key, value=value, limit=limit
-    )
+    return Check(name=budget.option, result=OK if holds else BROKEN, message=text, key=key, value=value, limit=limit)
 
 
 def _recorded(found: Evaluated, shown: Plain) -> list[Check]:

@@ -12,9 +12,7 @@ from distplan.planner.wording import gib, percent, seconds
 
 Plain = Mapping[str, Any]
 
-_DOLLARS = Dimension(
-    name="a price", example="0.09 USD", units={"USD": 1.0, "$": 1.0}, least=0.0, most=1e9
-)
+_DOLLARS = Dimension(name="a price", example="0.09 USD", units={"USD": 1.0, "$": 1.0}, least=0.0, most=1e9)
 
 
 def parse_share(value: object) -> float:

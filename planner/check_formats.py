@@ -12,12 +12,7 @@ from distplan.planner.wording import percent, strategy_label
 
 Plain = dict[str, Any]
 _MARKS = {"ok": "✅", "warning": "⚠️", "broken": "❌", "cannot_run": "❌"}
-WORDS = {
-    "holds": "holds",
-    "broken": "a limit is broken",
-    "cannot_run": "cannot run",
-    "unreadable": "cannot be read",
-}
+WORDS = {"holds": "holds", "broken": "a limit is broken", "cannot_run": "cannot run", "unreadable": "cannot be read"}
 
 
 # ---------------------------------------------------------------- GitHub
@@ -94,7 +89,7 @@ def _case(file: str, each: Plain, warn_only: bool) -> str:
 def junit_diff(shown: Plain) -> str:
     text = _xml("\n".join(sentences(shown)))
     name = quoteattr(_xml(f"{shown['a']} {shown['b']}"))
-    case = f"    <testcase classname={name} name=\"diff\">\n      <system-out>{escape(text)}</system-out>\n"
+    case = f'    <testcase classname={name} name="diff">\n      <system-out>{escape(text)}</system-out>\n'
     case += "    </testcase>"
     suite = f'  <testsuite name={name} tests="1" failures="0" errors="0">\n{case}\n  </testsuite>'
     return _junit_text([suite], 1)
@@ -129,8 +124,7 @@ def _markdown(shown: Plain) -> Iterator[str]:
                 yield from _before_after(shown["baseline"], file)
                 yield ""
         yield from _md_table(
-            ("", "check", "result"),
-            [(_MARKS[each["result"]], each["name"], _located(each)) for each in file["checks"]],
+            ("", "check", "result"), [(_MARKS[each["result"]], each["name"], _located(each)) for each in file["checks"]]
         )
         yield ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from distplan.costmodel.casting import scaling_of
 from distplan.costmodel.runtime import Runtime
 from distplan.costmodel.workload import precision_names, precision_source
 from distplan.hardware.cluster import Cluster
@@ -115,3 +116,7 @@ def _recipe(job: Setting) -> Iterator[Plain]:
     name = job.workload.precision.name
     if name in precision_names():
         yield _row(f"precision.{name}", name, "stated", precision_source(name))
+    scaling = scaling_of(job.workload.precision)
+    if scaling is not None:
+        value = f"{scaling.operand_bytes:.4g} bytes an element, read {scaling.reads:.0f} times in 16 bits"
+        yield _row(f"scaling.{scaling.name}", value, "stated", scaling.source)

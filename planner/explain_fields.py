@@ -97,7 +97,7 @@ def _find(field: str, places: Mapping[Path_, Plain], kind: str) -> Path_:
     asked = tuple(part for part in field.split(".") if part)
     if kind == "model" and asked:
         asked = (*(part for part in asked[:-1] if part not in _GROUPS), our_word(asked[-1]) or asked[-1])
-    whole = [path for path in places if asked and path[-len(asked):] == asked]
+    whole = [path for path in places if asked and path[-len(asked) :] == asked]
     loose = [path for path in places if asked and path[-1] == asked[-1]]
     found = whole or loose
     if found:
@@ -128,7 +128,7 @@ def _in_file(document: Document, path: Path_) -> Plain:
     """Value and line; a word of a model may stand at the top or in one of its kinds."""
     for where, line in sorted(document.lines.items(), key=lambda item: item[1]):
         keys = tuple(key for key in where if isinstance(key, str))
-        if keys and keys[-1] == path[-1] and (len(path) == 1 or keys[-len(path):] == path):
+        if keys and keys[-1] == path[-1] and (len(path) == 1 or keys[-len(path) :] == path):
             value: Any = document.value
             for key in where:
                 value = value[key]

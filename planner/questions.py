@@ -84,8 +84,14 @@ def best_of(
 
 
 def training(
-    *, gpus: int, node: int, step_seconds: float, tokens_per_step: float, price_per_gpu_hour: float | None,
-    tokens: float, days: float | None = None,
+    *,
+    gpus: int,
+    node: int,
+    step_seconds: float,
+    tokens_per_step: float,
+    price_per_gpu_hour: float | None,
+    tokens: float,
+    days: float | None = None,
 ) -> Plain:
     """Time and money for `tokens`, without failures, evaluation and checkpoints. `gpus_needed`: for the days
     asked at the same rate per GPU, in whole nodes; distplan sweep finds what scaling really costs."""
@@ -180,9 +186,7 @@ def _cause(what: str, time: float, seconds: float, band: float) -> Plain:
 def _seconds(plan: Plan, strategy: Strategy, cluster: Cluster) -> float | None:
     """The step of one strategy, simulated where it has a pipeline; None where it cannot run."""
     limits = api.Limits(reserve_bytes=plan.reserve_bytes, memory_limit_bytes=plan.memory_limit_bytes)
-    job = api.Setting(
-        model=plan.model, workload=plan.workload, cluster=cluster, runtime=plan.runtime, limits=limits
-    )
+    job = api.Setting(model=plan.model, workload=plan.workload, cluster=cluster, runtime=plan.runtime, limits=limits)
     try:
         best = api.estimate_setting(job, strategy).best
     except DistplanError:

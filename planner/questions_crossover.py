@@ -45,14 +45,18 @@ def with_fabric(cluster: Cluster, factor: float, gpus: int) -> Cluster:
     inner = cluster.tiers[0]
     alone = gpus <= inner.size
     tiers = [
-        replace(tier, bandwidth=tier.bandwidth * factor) if alone == (tier is inner) else tier
-        for tier in cluster.tiers
+        replace(tier, bandwidth=tier.bandwidth * factor) if alone == (tier is inner) else tier for tier in cluster.tiers
     ]
     return replace(cluster, tiers=tuple(tiers))
 
 
 def crossover(
-    job: api.Setting, gpus: int, first: Bounds, second: Bounds, *, allow_tight: bool = False,
+    job: api.Setting,
+    gpus: int,
+    first: Bounds,
+    second: Bounds,
+    *,
+    allow_tight: bool = False,
     say: Callable[[float, float], None] | None = None,
 ) -> Plain:
     """Rows of both families' best step over bandwidths, and where their order changes, in bytes/s per GPU."""
@@ -70,9 +74,7 @@ def crossover(
 
     pairs = {factor: best(factor) for factor in FACTORS}
     crossings = [
-        _crossing(best, low, high)
-        for low, high in pairwise(FACTORS)
-        if _sign(pairs[low]) * _sign(pairs[high]) < 0
+        _crossing(best, low, high) for low, high in pairwise(FACTORS) if _sign(pairs[low]) * _sign(pairs[high]) < 0
     ]
     made: Plain = rounded({
         "format_version": FORMAT_VERSION,

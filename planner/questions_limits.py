@@ -70,7 +70,12 @@ class Candidates:
 
 
 def limits(
-    job: api.Setting, candidates: Candidates, bounds: Bounds, *, of: str, allow_tight: bool = False,
+    job: api.Setting,
+    candidates: Candidates,
+    bounds: Bounds,
+    *,
+    of: str,
+    allow_tight: bool = False,
     say: Say | None = None,
 ) -> Plain:
     """`largest` that fits (None: not even the least), what binds beyond it, and rows up to it, the fastest

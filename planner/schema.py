@@ -14,6 +14,7 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from distplan.costmodel.architecture import Word
 from distplan.costmodel.architecture import schema as words_of
+from distplan.costmodel.casting import scaling_names
 from distplan.costmodel.model import DTYPE_BYTES, LayerKind, Model, Precision, Workload
 from distplan.costmodel.model_file import MESH_AXES
 from distplan.costmodel.runtime import Runtime
@@ -99,6 +100,17 @@ def _workload_words() -> Schema:
     about = notes()["precision"]
     recipe = {name: dtypes | {"description": about[name]} for name in names}
     recipe["master"] = {"enum": ["", *DTYPE_BYTES], "description": about["master"]}
+    recipe |= {
+        "scaling": {"enum": list(scaling_names())},
+        "wgrad": dtypes,
+        "glu_inputs": dtypes,
+        "keeps": {"type": "array", "items": {"enum": ["attention", "embedding", "router", "head"]}},
+        "sends": {"type": "array", "items": {"enum": ["tp", "ep"]}},
+        "first_layers": {"type": "integer", "minimum": 0},
+        "last_layers": {"type": "integer", "minimum": 0},
+    }
+    casts = ("scaling", "wgrad", "glu_inputs", "keeps", "sends", "first_layers", "last_layers")
+    recipe |= {name: recipe[name] | {"description": about[name]} for name in casts}
     recipe["like"] = {"enum": list(precision_names()), "description": "the recipe that is changed"}
     made = _words("workload")
     made["precision"] = {

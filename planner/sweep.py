@@ -119,8 +119,12 @@ class Progress:
 
 
 def run(
-    scenarios: Sequence[Scenario], *, jobs: int = 0, store: Store | None = None,
-    say: Callable[[float, float], None] | None = None, executor: Executor | None = None,
+    scenarios: Sequence[Scenario],
+    *,
+    jobs: int = 0,
+    store: Store | None = None,
+    say: Callable[[float, float], None] | None = None,
+    executor: Executor | None = None,
 ) -> tuple[list[Plain | None], Progress]:
     """Rows in the order of `scenarios`; None where an interrupt came first. `jobs`: processes, 0 = all cores.
 

@@ -15,9 +15,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distplan.hardware.errors import UnitError
 from distplan.planner import cli_check_options
-from distplan.planner.check_budgets import BUDGETS, parse_share
+from distplan.planner.check_budgets import BUDGETS
 from distplan.planner.check_formats import annotation, junit, markdown
 from distplan.planner.cli import run
 
@@ -290,18 +289,3 @@ def test_the_command_lines_of_the_examples_run(folder: Path, name: str, capsys: 
             words.append("plans/strategy.yaml")
         words = ["1%" if word == "30%" else word for word in words]  # the small model of this test has a low MFU
         assert run(words[1:]) == 0, line
-
-
-# ---------------------------------------------------------------- shares
-
-
-@given(st.floats(0.0, 100.0).map(lambda x: round(x, 4)))
-def test_a_share_is_the_same_in_percent_and_as_a_number(percent: float) -> None:
-    assert parse_share(f"{percent}%") == pytest.approx(percent / 100.0)
-    assert parse_share(f"{percent} %") == parse_share(f"{percent}%")
-
-
-@pytest.mark.parametrize("text", ["5", "-1%", "nan", "inf", "%", "", "1e400", "five"])
-def test_what_is_no_share_is_refused(text: str) -> None:
-    with pytest.raises(UnitError):
-        parse_share(text)
