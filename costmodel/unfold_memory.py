@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from distplan.costmodel.casting import NARROW, casts_of, narrow_weights
@@ -36,9 +36,9 @@ class Held:
 
 
 def held(case: Case) -> tuple[Held, ...]:
-    """Every tensor that the worst stage keeps in its worst phase, of parameters, gradients, optimizer state and
-    saved activations. Padding of shards to whole rows is not in them."""
-    return (*_weights(case), *_activations(case))
+    """Every tensor that the worst stage keeps in its worst phase, of parameters, gradients, optimizer state, saved
+    activations, logits and recomputed values. Padding of shards and values that nobody keeps are not in them."""
+    return (*_weights(case), *_activations(case), *_head(case), *_remade(case))
 
 
 def _weights(case: Case) -> Iterator[Held]:
@@ -108,15 +108,35 @@ def _activations(case: Case) -> Iterator[Held]:
         for at, program in enumerate(case.programs(recompute)[:-1]):
             copies = run.content[at] * flight * (part if at else 1.0)
             if copies and (at or recompute == "none" or part == 1.0):
-                yield from _saved(case, program, copies if at else run.content[at] * flight)
+                yield from _saved(case, program, program.saved, copies if at else run.content[at] * flight)
 
 
-def _saved(case: Case, program: SegmentProgram, copies: float) -> Iterator[Held]:
+def _head(case: Case) -> Iterator[Held]:
+    """What head and loss keep, of one micro-batch; what they make and drop again is not in it."""
+    program = case.programs(case.strategy.recompute)[-1]
+    yield from _saved(case, program, program.saved, 1.0, "logits and loss")
+
+
+def _remade(case: Case) -> Iterator[Held]:
+    """What recomputation makes again while one layer runs backward: of the kind of layer that makes most."""
+    programs = case.programs(case.strategy.recompute)[1:-1]
+    content = case.worst.content[1:-1]
+    kinds = [
+        list(_saved(case, program, program.remade, 1.0, "recompute workspace"))
+        for program, count in zip(programs, content, strict=True)
+        if count
+    ]
+    yield from max(kinds, key=lambda kind: sum(each.num_bytes for each in kind), default=[])
+
+
+def _saved(
+    case: Case, program: SegmentProgram, names: Iterable[str], copies: float, part: str = "activations"
+) -> Iterator[Held]:
     workload = case.eng.workload
     sizes = dict(program.segment.sizes) | {"seq": float(workload.seq_len), "kv_seq": float(workload.seq_len)}
     symbols, _ = case.eng.symbols(case.columns, case.strategy.cp_kind == "ulysses")
     casts = casts_of(program, workload.precision)
-    for name in program.saved:
+    for name in names:
         value = program.values[name]
         elements = _elements(layout_size(value.layout, sizes), symbols) / value.chunks
         size = casts.kept.get(name, dtype_bytes(value.dtype, workload.precision))
@@ -125,7 +145,7 @@ def _saved(case: Case, program: SegmentProgram, copies: float) -> Iterator[Held]
             both = size > DTYPE_BYTES[dtype]
             dtype = f"{dtype} and {workload.precision.matmul}" if both else workload.precision.matmul
         yield Held(
-            part="activations",
+            part=part,
             segment=program.segment.name,
             name=name.split("@")[0],
             placement=str(value.layout),

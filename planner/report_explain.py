@@ -44,13 +44,17 @@ def _memory(memory: Plain) -> Iterator[RenderableType]:
             yield table(("bytes", "tensor", "elements x copies x dtype"), _terms(part), left=(1, 2))
 
 
+_REST = {"logits and loss": "values that live only while the loss is computed"}
+"""part -> what its terms leave out"""
+
+
 def _terms(part: Plain) -> Iterator[tuple[str, ...]]:
     for term in _merged(part["terms"]):
         copies = f" x {term['copies']:,.4g}" if term["copies"] != 1.0 else ""
         tensor = f"{_short(term)} {term['placement']}"
         yield _size(term["bytes"]), tensor, f"{term['elements']:,.0f}{copies} x {term['dtype']}"
     if part["rest"]:
-        yield _size(part["rest"]), "rest (padding to whole rows)", ""
+        yield _size(part["rest"]), _REST.get(part["part"], "padding of shards to whole rows"), ""
 
 
 def _size(value: float) -> str:

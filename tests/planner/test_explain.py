@@ -45,6 +45,11 @@ def test_tensors_add_up_to_the_parts_of_memory(found: Any) -> None:
             terms = sum(term["bytes"] for term in parts[name]["terms"])
             assert terms + parts[name]["rest"] == pytest.approx(parts[name]["bytes"], rel=1e-4)
             assert abs(parts[name]["rest"]) <= 1e-3 * parts[name]["bytes"]
+    if "recompute workspace" in parts:
+        workspace = parts["recompute workspace"]
+        assert sum(term["bytes"] for term in workspace["terms"]) == pytest.approx(workspace["bytes"], rel=1e-4)
+    if "logits and loss" in parts:
+        assert 0.0 <= parts["logits and loss"]["rest"] < parts["logits and loss"]["bytes"]
     total = sum(part["bytes"] for part in parts.values())
     assert total == pytest.approx(found.shown["device_bytes"], rel=1e-4)
 
