@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 WIDTH = 80
+NARROWEST = 72
+"""A narrower terminal wraps lines itself: a table squeezed into it would lose ends of numbers."""
 _PATIENCE_SECONDS = 1.0
 _ASCII = str.maketrans({"×": "x", "·": "*", "−": "-", "–": "-", "≤": "<=", "≥": ">=", "█": "#", "░": ".", "µ": "u",
                         "…": ".", "→": "->", "±": "+/-", "²": "^2"})  # fmt: skip
@@ -48,7 +50,7 @@ def console(stream: TextIO, *, no_color: bool = False) -> Console:
     from rich.console import Console
 
     coloured = has_colour(stream, no_color=no_color)
-    return Console(
+    made = Console(
         file=stream,
         width=None if stream.isatty() else WIDTH,
         force_terminal=coloured,
@@ -59,6 +61,8 @@ def console(stream: TextIO, *, no_color: bool = False) -> Console:
         emoji=False,
         soft_wrap=False,
     )
+    made.width = max(made.width, NARROWEST)
+    return made
 
 
 def write_data(text: str) -> None:

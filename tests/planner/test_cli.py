@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -199,7 +202,7 @@ def test_a_strategy_that_does_not_fit_is_3_and_shown(folder: Path, capsys: pytes
         (["search", "model.yaml", "--gpus", "64", "--memory-limit", "0GiB"], "more than 0"),
         (["search", "model.yaml", "--gpus", "64", "--reserve", "90GiB"], "leaves nothing of the 79.11 GiB"),
         (["estimate", "model.yaml", "--gpus", "64", "--reserve", "90GiB"], "leaves nothing"),
-        (["search", "model.yaml", "--gpus", "64", "--hardware", "dgx-v100"], "no bf16 matrix rate; choose a precision"),
+        (["search", "model.yaml", "--gpus", "64", "--hardware", "dgx-v100"], "needs products in bf16"),
         (["search", "", "--gpus", "64"], "'': is no name"),
         (["search", "model.yaml", "--gpus", "64", "--objective", "speed"], "--objective speed"),
         (["search", "model.yaml", "--gpus", "64", "--objective", "cost"], "several"),
@@ -335,6 +338,43 @@ def test_a_full_disk_under_stdout_is_2_without_a_traceback(folder: Path) -> None
         done = command("models", "list", capture_output=False, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 2
     assert done.stderr == "distplan: standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_fault(folder: Path, closed: str) -> None:
+    line = f"{shlex.quote(sys.executable)} -m distplan search model.yaml {' '.join(SMALL)} -o closed.yaml {closed}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+    assert (done.returncode, Path("closed.yaml").exists()) == (0, True)
+    assert "fault" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_narrow_terminal_loses_no_digit(folder: Path) -> None:
+    wide, narrow = (terminal_output(columns, "search", "model.yaml", *SMALL) for columns in (100, 12))
+    number = re.compile(r"[\d.,]+ (?:[kMGT]?B|[mµ]?s|GiB|%)(?![\w/])")
+    assert number.findall(wide.split("Runners-up")[0]) == number.findall(narrow.split("Runners-up")[0])
+
+
+def terminal_output(columns: int, *arguments: str) -> str:
+    """What the command shows in a terminal of so many columns, lines as it wrote them."""
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"NO_COLOR": "1"}
+    command_line = [sys.executable, "-m", "distplan", *arguments, "--quiet"]
+    with subprocess.Popen(command_line, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as running:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux says so where the other side has closed
+            while piece := os.read(ours, 65536):
+                shown += piece
+        os.close(ours)
+    assert running.returncode == 0
+    return shown.decode()
 
 
 def test_a_reader_that_leaves_is_no_error(folder: Path) -> None:
