@@ -1,0 +1,264 @@
+"""What is published of models that people train: sizes, FLOPs, activations, time, long context, the experts' mesh."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from distplan.costmodel.combine import local_tables
+from distplan.costmodel.estimate import Estimate, estimate
+from distplan.costmodel.graph import parameters
+from distplan.costmodel.hf_config import load_json, read_config
+from distplan.costmodel.model import Attention, Mlp, Model, Moe, Workload
+from distplan.costmodel.model_file import load_model
+from distplan.costmodel.runtime import load_runtime
+from distplan.costmodel.strategy import Strategies, Strategy
+from distplan.costmodel.tables import Engine, engine
+from distplan.costmodel.workload import workload
+from distplan.hardware.cluster import load_cluster, with_network_scaled
+from distplan.planner.constraints import Context, explain_row
+
+CONFIGS = Path(__file__).parents[1] / "data" / "configs"
+ROWS = {row["name"]: row for row in csv.DictReader((CONFIGS / "params.csv").read_text().splitlines())}
+MEGATRON = load_runtime("megatron")
+H800 = load_cluster("h800-deepseek")
+H100 = load_cluster("dgx-h100")
+
+
+def config(name: str) -> Model:
+    return read_config(load_json(CONFIGS / f"{name}.json"), name).model
+
+
+def counts(name: str) -> tuple[float, float]:
+    model = config(name)
+    return parameters(model, workload(model, {}, gpus=1))
+
+
+# ---------------------------------------------------------------- parameters, read off the graph
+
+
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_total_and_active_parameters_of_every_config(name: str) -> None:
+    total, active = counts(name)
+    assert total == pytest.approx(int(ROWS[name]["computed_total"]), rel=1e-3)
+    assert active == pytest.approx(int(ROWS[name]["computed_active"]), rel=1e-3)
+
+
+def test_all_56_configs_are_there() -> None:
+    assert len(ROWS) == 56
+    assert {path.stem for path in CONFIGS.glob("*.json")} == set(ROWS)
+
+
+@pytest.mark.parametrize(
+    "name,total,active",
+    [
+        ("deepseek-v3", 671.0, 37.0), ("mixtral-8x7b", 46.7, 12.9), ("qwen3-235b-a22b", 235.0, 22.0),
+        ("kimi-k2", 1026.0, 32.0), ("glm-4.5-air", 106.0, 12.0), ("gpt-oss-120b", 116.8, 5.1),
+        ("ernie-4.5-300b-a47b", 300.0, 47.0), ("llama-4-maverick", 400.0, 17.0), ("llama-4-scout", 109.0, 17.0),
+        ("hunyuan-a13b", 80.0, 13.0), ("nemotron-3-nano-30b-a3b", 31.6, 3.6),
+    ],
+)
+def test_published_sizes_in_billions(name: str, total: float, active: float) -> None:
+    # as printed on the cards, which round and differ in whether the embedding is active: within 15 %
+    found_total, found_active = counts(name)
+    assert found_total / 1e9 == pytest.approx(total, rel=0.02)
+    assert found_active / 1e9 == pytest.approx(active, rel=0.15)
+
+
+# ---------------------------------------------------------------- FLOPs
+
+
+def test_deepseek_v3_takes_250_gflop_per_token_at_4096_causal() -> None:
+    # arXiv 2505.09343, table 2: training cost per token of DeepSeek-V3, 250 GFLOPS, sequence 4096
+    model = config("deepseek-v3")
+    eng = engine(model, workload(model, {"seq_len": 4096}, gpus=1), H800, MEGATRON)
+    forward, attention = eng.flops_per_sequence()
+    per_token = 3.0 * (forward - 0.5 * attention) / 4096
+    assert per_token == pytest.approx(250e9, rel=0.01)
+
+
+# ---------------------------------------------------------------- activations of latent attention
+
+
+def saved(eng: Engine, strategy: Strategy) -> float:
+    """Bytes that a layer of the first kind keeps of one sequence."""
+    local = local_tables(eng, Strategies.of([strategy]), np.array([float(strategy.gpus)]))
+    return float(local.chosen["saved"][1, local.index[0]])
+
+
+def latent_elements(a: Attention, hidden: int, tp: int) -> float:
+    """Elements per token that backward of latent attention needs, from its definition (DeepSeek-V2, arXiv 2405.04434,
+    section 2.1): the input of every norm and projection, and what the attention kernel reads and writes. What is
+    computed per head is sharded on tp, the latents are whole."""
+    heads = a.heads / tp
+    elements = 2.0 * hidden  # the layer's input, and its norm: the input of the down-projections
+    if a.q_lora_rank:
+        elements += 2.0 * a.q_lora_rank  # into its norm, and into the up-projection
+    elements += 2.0 * a.kv_lora_rank  # the same; rotating the shared key is linear and needs nothing of it
+    elements += heads * 2.0 * a.head_dim + heads * a.v_head_dim  # q and k with rope, v
+    return elements + heads * a.v_head_dim  # the output: the kernel's backward and the output projection
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2-lite", "deepseek-v3", "kimi-k2"])
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_a_layer_with_latent_attention_keeps_what_its_definition_implies(name: str, tp: int) -> None:
+    model = config(name)
+    kind = model.kinds[model.pattern[0]]
+    assert isinstance(kind.mixer, Attention) and isinstance(kind.ffn, Mlp) and kind.mixer.kv_lora_rank
+    seq = 4096
+    eng = engine(model, workload(model, {"seq_len": seq}, gpus=8), H800, MEGATRON)
+    mlp = 2.0 * model.hidden + 3.0 * kind.ffn.ffn / tp  # residual, its norm; gate, up and their product
+    statistics = 4.0 * kind.mixer.heads / tp  # log-sum-exp of the scores in fp32
+    expected = seq * (2.0 * (latent_elements(kind.mixer, model.hidden, tp) + mlp) + statistics)
+    assert saved(eng, Strategy(tp=tp)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_latent_attention_is_not_cheaper_in_activations_than_its_heads() -> None:
+    # the cache at inference is small; in training the up-projected keys and values are kept
+    model = config("deepseek-v3")
+    attention = next(k.mixer for k in model.kinds.values())
+    assert isinstance(attention, Attention)
+    per_head = attention.heads * (2 * attention.head_dim + 2 * attention.v_head_dim)
+    assert latent_elements(attention, model.hidden, 1) > per_head
+
+
+# ---------------------------------------------------------------- DeepSeek-V3's training time
+
+TOKENS = 15360 * 4096
+GPUS = 2048
+MEASURED = 180e3
+"""H800 hours per 10^12 tokens (arXiv 2412.19437, section 1)"""
+LAYOUT = Strategy(pp=16, dp_shard=128, ep=64, zero=1)
+"""16-way PP, 64-way EP over 8 nodes, ZeRO-1 (section 3.2); 2048 GPUs"""
+
+
+def deepseek(network: float = 1.0, schedule: str = "1f1b") -> Estimate:
+    model = load_model("deepseek-v3").model
+    job = workload(model, {"seq_len": 4096, "global_batch": 15360, "precision": "fp8-bf16-moments"}, gpus=GPUS)
+    strategy = replace(LAYOUT, schedule=schedule, vpp=2 if schedule == "zb_v" else 1)
+    return estimate(model, job, with_network_scaled(H800, network), load_runtime("any"), strategy)
+
+
+def hours(seconds: float) -> float:
+    """GPU hours per 10^12 tokens."""
+    return seconds * GPUS / 3600.0 / TOKENS * 1e12
+
+
+def test_deepseek_v3_trains_at_180_k_hours_where_its_all_to_all_is_hidden() -> None:
+    # DualPipe hides all of it behind the computation of another micro-batch (section 3.2.1): a network that is never
+    # waited for says what is left. Its bubbles are fewer than 1F1B's and more than none.
+    slow, quick = deepseek(network=1000.0), deepseek(network=1000.0, schedule="zb_v")
+    assert hours(float(quick.step_seconds_low[0])) <= MEASURED <= hours(float(slow.step_seconds_high[0]))
+    assert hours(float(slow.step_seconds[0])) == pytest.approx(MEASURED, rel=0.15)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="dispatch and combine are exposed: neither node-limited routing nor overlap between micro-batches is priced",
+)
+def test_deepseek_v3_trains_at_180_k_hours_on_its_own_network() -> None:
+    found = deepseek()
+    assert hours(float(found.step_seconds_low[0])) <= MEASURED <= hours(float(found.step_seconds_high[0]))
+
+
+def test_two_thirds_of_the_miss_are_the_all_to_all() -> None:
+    found = deepseek()
+    waited = float(found.time["exposed ep"][0])
+    beyond = float(found.step_seconds[0]) * (1.0 - MEASURED / hours(float(found.step_seconds[0])))
+    assert waited >= 2.0 / 3.0 * beyond > 0.0
+
+
+# ---------------------------------------------------------------- long context
+
+PER_RANK = 16384
+
+
+def long_context(seq: int, kind: str) -> Estimate:
+    model = load_model("llama-3.1-8b").model
+    job = workload(model, {"seq_len": seq, "global_batch": 8}, gpus=1024)
+    # zero 0: what else is kept must not follow from how many ranks there are to shard it over
+    strategy = Strategy(tp=8, sp=True, cp=seq // PER_RANK, cp_kind=kind, zero=0)
+    return estimate(model, job, H100, MEGATRON, strategy, detail=True)
+
+
+LENGTHS = (131072, 262144, 524288, 1048576)
+
+
+@pytest.mark.parametrize("kind", ["ring", "all_gather"])
+def test_memory_is_flat_at_a_constant_sequence_per_rank(kind: str) -> None:
+    found = [long_context(seq, kind) for seq in LENGTHS]
+    kept = [float(e.memory["activations"][0] + e.memory["logits and loss"][0]) for e in found]
+    assert kept == pytest.approx([kept[0]] * len(kept), rel=1e-9)
+    if kind == "ring":
+        device = [float(e.device_bytes[0]) for e in found]
+        assert device == pytest.approx([device[0]] * len(device), rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["ring", "all_gather"])
+def test_time_rises_with_the_square_of_the_sequence(kind: str) -> None:
+    found = [long_context(seq, kind) for seq in LENGTHS]
+    # GPU seconds of attention: s² for the whole job, so s for each rank of cp in proportion to s
+    attention = [float(e.time["attention"][0]) * seq / PER_RANK for e, seq in zip(found, LENGTHS, strict=True)]
+    for (shorter, longer), (few, many) in zip(pairwise(attention), pairwise(LENGTHS), strict=True):
+        assert longer / shorter == pytest.approx((many / few) ** 2, rel=0.02)
+    gpus = [8 * seq // PER_RANK for seq in LENGTHS]
+    rates = [float(e.tokens[0] / e.step_seconds[0]) / many for e, many in zip(found, gpus, strict=True)]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_a_million_tokens_neither_overflow_nor_fail() -> None:
+    for kind in ("ring", "all_gather"):
+        found = long_context(1048576, kind)
+        parts = (*found.time.values(), *found.memory.values())
+        numbers = (found.step_seconds, found.device_bytes, found.model_flops, *parts)
+        assert all(np.isfinite(number).all() and (number >= 0.0).all() for number in numbers)
+
+
+def test_flops_of_a_million_tokens_are_the_formula() -> None:
+    model = load_model("llama-3.1-8b").model
+    seq, hidden, layers = 1048576, 4096, 32
+    eng = engine(model, workload(model, {"seq_len": seq}, gpus=1), H100, MEGATRON)
+    _, attention = eng.flops_per_sequence()
+    assert attention == pytest.approx(4.0 * layers * float(seq) ** 2 * hidden, rel=1e-12)
+
+
+# ---------------------------------------------------------------- the experts' mesh
+
+
+def least(tp: int, cp: int, pp: int, ep: int, etp: int, experts: Model, job: Workload) -> int:
+    """The smallest count of GPUs that no rule refuses."""
+    block = tp * cp * pp
+    for gpus in range(block, 4097, block):
+        s = Strategy(
+            tp=tp, cp=cp, pp=pp, ep=ep, etp=etp, dp_shard=gpus // block, zero=0, sp=tp > 1,
+            cp_kind="ring" if cp > 1 else "none",
+        )
+        batch = replace(job, global_batch=64 * s.dp)
+        context = Context(model=experts, workload=batch, runtime=MEGATRON, gpus=gpus)
+        if all(violation.warning for violation in explain_row(s, context)):
+            return gpus
+    raise AssertionError("no count is legal")
+
+
+@pytest.mark.parametrize(
+    "tp,cp,pp,ep,etp",
+    [
+        (1, 1, 1, 8, 1), (2, 1, 1, 8, 1), (4, 1, 1, 8, 1), (2, 2, 1, 8, 1), (2, 1, 2, 8, 1), (2, 1, 1, 4, 2),
+        (8, 1, 1, 4, 1), (4, 1, 1, 6, 1), (2, 1, 2, 3, 1), (6, 1, 1, 4, 1), (2, 3, 1, 4, 1), (4, 1, 1, 3, 2),
+    ],
+)
+def test_experts_fold_over_data_context_and_tensor_ranks(tp: int, cp: int, pp: int, ep: int, etp: int) -> None:
+    # pp · lcm(tp·cp, ep·etp): both meshes divide the ranks of a stage
+    plain = load_model("mixtral-8x7b").model
+    (name, kind), = plain.kinds.items()
+    assert isinstance(kind.ffn, Moe) and isinstance(kind.mixer, Attention)
+    mixer = replace(kind.mixer, heads=48, kv_heads=48)
+    model = replace(plain, kinds={name: replace(kind, mixer=mixer, ffn=replace(kind.ffn, experts=24 * ep))})
+    job = workload(model, {"seq_len": 4608, "global_batch": 64}, gpus=1)
+    assert least(tp, cp, pp, ep, etp, model, job) == pp * math.lcm(tp * cp, ep * etp)
