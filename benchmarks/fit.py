@@ -25,6 +25,8 @@ from benchmarks.fit_time import TimeFit, errors_of, factors_of, fit_overlaps, pr
 from distplan.costmodel.fitted import FILE
 from distplan.hardware.errors import DistplanError
 
+HEAD = "# Constants fitted to end-to-end runs, and nothing else: written by benchmarks/fit.py, read by fitted.py.\n"
+
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fit", description=__doc__.splitlines()[0])
@@ -53,7 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
         "memory_band": memory_bands(memory),
     }
     _print(fit, overlaps, factors, residuals)
-    Path(options.output).write_text(yaml.safe_dump(document, sort_keys=False, width=120), encoding="utf-8")
+    body = yaml.safe_dump(document, sort_keys=False, width=120)
+    Path(options.output).write_text(HEAD + body, encoding="utf-8")
     return 0
 
 
