@@ -80,7 +80,7 @@ def test_a_reference_whose_content_changed_is_reported(
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("format_version: '1.0'", "format_version: '2.0'", r"strategy.yaml:2: format_version: version 2.0"),
+        ("format_version: '1.0'", "format_version: '2.0'", r"strategy.yaml:3: format_version: version 2.0"),
         ("  tp: 8", "  tp: eight", "strategy.tp: expected a whole number"),
         ("  tp: 8", "  tp: 0", "too small"),
         ("  tp: 8", "  tpp: 8", "did you mean tp"),
