@@ -19,15 +19,13 @@ def timeline(simulation: Simulation, width: int = 100) -> list[str]:
     """
     scale = width / simulation.seconds
     label = len(f"stage {simulation.schedule.stages - 1}")
-    rows = []
-    for rank in range(simulation.schedule.stages):
-        cells = ["."] * width
-        for event in simulation.events:
-            if event.rank == rank and event.stream == "compute":
-                begin = min(round(event.start * scale), width - 1)
-                room = min(max(round(event.end * scale), begin + 1), width) - begin
-                cells[begin : begin + room] = _cell(event, room)
-        rows.append(f"{f'stage {rank}':<{label}} |{''.join(cells)}|")
+    cells = [["."] * width for _ in range(simulation.schedule.stages)]
+    for event in simulation.events:
+        if event.stream == "compute":
+            begin = min(round(event.start * scale), width - 1)
+            room = min(max(round(event.end * scale), begin + 1), width) - begin
+            cells[event.rank][begin : begin + room] = _cell(event, room)
+    rows = [f"{f'stage {rank}':<{label}} |{''.join(row)}|" for rank, row in enumerate(cells)]
     return [*rows, " " * (label + 2) + LEGEND]
 
 

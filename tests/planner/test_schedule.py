@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distplan.costmodel.schedules import SCHEDULES
@@ -18,6 +18,8 @@ from distplan.hardware.errors import DistplanError
 from distplan.planner.cli import run
 from distplan.planner.cli_schedule import stage_times
 from distplan.planner.schedule_view import Question, StageTimes, drawn, run_schedule
+
+OPTIONS = ("--stages", "--micro-batches", "--chunks", "--times", "--p2p", "--latency", "--dialect", "--compare")
 
 
 def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
@@ -166,6 +168,7 @@ def test_csv_has_a_row_per_stage(capsys: pytest.CaptureFixture[str]) -> None:
         (["1f1b", "--stages", "0"], "at least 1"),
         (["1f1b", "--stages", "100000"], "stages"),
         (["1f1b", "--micro-batches", "1000000"], "jobs"),
+        (["zb_v", "--dialect", "paddle", "--stages", "32", "--micro-batches", "512"], "at most 32,768"),
         (["1f1b", "--format", "xml"], "--format xml"),
         (["1f1b", "--trace", "absent/folder/x.json"], "absent"),
     ],
@@ -192,3 +195,19 @@ def test_times_of_stages() -> None:
 def test_a_very_narrow_terminal_still_gets_rows() -> None:
     simulated = run_schedule("1f1b", Question(stages=4, micro_batches=8))
     assert all(label for label, pieces in drawn(simulated, 5) if len(pieces) > 1)
+
+
+VALUES = st.one_of(st.text(max_size=12), st.integers(-3, 40).map(str), st.floats().map(str))
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from([*SCHEDULES, "", "--", "1f1b,"]),
+    options=st.lists(st.tuples(st.sampled_from(OPTIONS), VALUES), max_size=4, unique_by=lambda pair: pair[0]),
+)
+def test_whatever_is_typed_ends_with_a_result_or_one_sentence(
+    name: str, options: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [f"{option}={value}" for option, value in options]
+    assert run(["schedule", *given, name]) in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err
