@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distplan.costmodel.layout import CP
 from distplan.costmodel.lower import CATEGORIES, PHASES, Lowered, Work, axis_class
+from distplan.costmodel.model import Moe
 from distplan.costmodel.strategy import Floats
 from distplan.hardware.cluster import Cluster
 from distplan.hardware.collectives import price
@@ -82,9 +84,13 @@ def span(axes: Sequence[str], symbols: Mapping[str, Floats], strides: Mapping[st
 def local_costs(
     lowered: Lowered, num_segments: int, symbols: Mapping[str, Floats], strides: Mapping[str, Floats],
     cluster: Cluster, rates: Rates, *, causal: bool, hides: Mapping[str, float], kernel_time: float = 1.0,
-    unfused: Sequence[str] = (),
+    unfused: Sequence[str] = (), routings: Mapping[int, Moe] = MappingProxyType({}), experts_behind_all: bool = False,
 ) -> LocalCosts:
-    """Seconds, FLOPs and bytes of every segment, for rows of `symbols` (varying dims and degrees)."""
+    """Seconds, FLOPs and bytes of every segment, for rows of `symbols` (varying dims and degrees).
+
+    `routings`: experts of the segments whose tokens are sent once to a scale-up domain. `experts_behind_all`: what
+    goes to experts hides behind all that the segment computes, of another micro-batch.
+    """
     table = lowered.sizes.evaluate(symbols)
     rows = table.shape[1]
     works = lowered.works
@@ -94,7 +100,9 @@ def local_costs(
     _gemms(works, table, rates, seconds, full, kernel)
     _attentions(works, table, rates, symbols, seconds, full, kernel, causal=causal, kernel_time=kernel_time)
     _kernels(works, table, rates, seconds, unfused)
-    exchanges = _exchanges(works, table, symbols, strides, cluster, seconds, hides)
+    exchanges = _exchanges(
+        works, table, symbols, strides, cluster, seconds, hides, routings, experts_behind_all
+    )
     for at, exchange in exchanges.items():
         seconds[at] = exchange.exposed_seconds
     shape = (len(PHASES), len(CATEGORIES), num_segments, rows)
@@ -198,7 +206,8 @@ def _kernels(works: Sequence[Work], table: Floats, rates: Rates, seconds: Floats
 
 def _exchanges(
     works: Sequence[Work], table: Floats, symbols: Mapping[str, Floats], strides: Mapping[str, Floats],
-    cluster: Cluster, seconds: Floats, hides: Mapping[str, float],
+    cluster: Cluster, seconds: Floats, hides: Mapping[str, float], routings: Mapping[int, Moe],
+    experts_behind_all: bool,
 ) -> dict[int, Exchange]:
     groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for at, work in enumerate(works):
@@ -210,14 +219,61 @@ def _exchanges(
         if axes not in spans:
             spans[axes] = span(axes, symbols, strides, cluster)
         payload = np.array([evaluate_terms(works[p].terms, table) for p in positions])
-        cost = price(kind, payload, spans[axes], cluster)
+        once = None
+        if kind == "all_to_all" and axis_class(axes) == "ep" and routings:
+            whole, moes = np.ones_like(spans[axes].size), [routings.get(works[p].segment) for p in positions]
+            once = np.array([whole if moe is None else leaving(moe, spans[axes]) for moe in moes])
+        cost = price(kind, payload, spans[axes], cluster, leaving=once)
         for row, position in enumerate(positions):
             costs[position] = (payload[row], cost.wire_bytes[row], cost.seconds[row])
     exposed = _exposed(works, costs, seconds, hides)
+    if experts_behind_all and hides.get("ep", 0.0):
+        exposed |= _between_micro_batches(works, costs, seconds, hides["ep"])
     return {
         at: Exchange(work=works[at], payload_bytes=payload, wire_bytes=wire, seconds=time, exposed_seconds=exposed[at])
         for at, (payload, wire, time) in sorted(costs.items())
     }
+
+
+def leaving(moe: Moe, group: Group) -> Floats:
+    """Part of the slots that cross to other domains, where a token goes to a domain once.
+
+    Domains that k experts of a token are in: R·(1 − (1 − 1/R)^k) of R in reach by uniform draws. Node-limited
+    routing (DeepSeek-V3, arXiv 2412.19437, section 2.1.2) has those in reach that hold one of the top_groups of
+    groups, drawn without replacement.
+    """
+    domains = group.size / group.inside[0]
+    groups, away = float(moe.groups), np.ones_like(domains)
+    for drawn in range(moe.top_groups):
+        away = away * np.maximum(0.0, (groups - groups / domains - drawn) / (groups - drawn))
+    reach = np.where(domains < groups, domains * (1.0 - away), domains * (moe.top_groups / groups))
+    reach = np.maximum(1.0, reach)
+    missed, share = np.ones_like(reach), 1.0 - 1.0 / reach
+    for _ in range(moe.top_k):
+        missed = missed * share
+    found: Floats = reach * (1.0 - missed) / moe.top_k
+    return found
+
+
+def _between_micro_batches(
+    works: Sequence[Work], costs: Mapping[int, tuple[Floats, Floats, Floats]], seconds: Floats, share: float
+) -> dict[int, Floats]:
+    """What is left of dispatch and combine of both passes after all that the segment computes in both passes."""
+    nothing = np.zeros(seconds.shape[1])
+    cover: dict[int, Floats] = {}
+    total: dict[int, Floats] = {}
+    members = [at for at in sorted(costs) if axis_class(works[at].axes) == "ep"]
+    for at in members:
+        total[works[at].segment] = total.get(works[at].segment, nothing) + costs[at][2]
+    for at, work in enumerate(works):
+        if not work.axes and work.phase != PHASES.index("recompute"):
+            cover[work.segment] = cover.get(work.segment, nothing) + seconds[at]
+    exposed = {}
+    for at in members:
+        segment = works[at].segment
+        covered = np.minimum(total[segment], cover[segment]) / np.maximum(total[segment], np.finfo(np.float64).tiny)
+        exposed[at] = costs[at][2] * (1.0 - share * covered)
+    return exposed
 
 
 def _exposed(

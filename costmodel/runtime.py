@@ -136,6 +136,13 @@ class Runtime:
     """on top of it, for a runtime file of one's own"""
     context_bytes: float
     fragmentation: float
+    expert_dispatch: str = "each"
+    """a token goes to each of its experts (Megatron's alltoall dispatcher, torch) | once_per_domain: once to a scale-up
+    domain, and on from there (DeepEP, which Megatron has as --moe-token-dispatcher-type flex)"""
+    expert_overlap: str = "operators"
+    """what overlap.ep hides dispatch and combine behind: operators that do not wait for them | micro_batches: all
+    that another micro-batch computes meanwhile (DualPipe, arXiv 2412.19437, section 3.2.1; Megatron's
+    --overlap-moe-expert-parallel-comm), as if every micro-batch had another beside it"""
     provenance: Mapping[str, str]
     """field, or rules.<rule> -> the source of its value, or 'assumed: why'"""
 
@@ -202,6 +209,8 @@ def _read(doc: Document) -> Runtime:
         attention_kernel=take(doc, "attention_kernel", str, choices=("flash1", "flash2", "flash3")),
         loss=take(doc, "loss", str, choices=("vocab_parallel", "fp32_logits", "fused")),
         early_stop=take(doc, "early_stop", bool),
+        expert_dispatch=take(doc, "expert_dispatch", str, default="each", choices=("each", "once_per_domain")),
+        expert_overlap=take(doc, "expert_overlap", str, default="operators", choices=("operators", "micro_batches")),
         param_bucket_bytes=take(doc, "param_bucket_bytes", _bytes, minimum=0.0),
         grad_bucket_bytes=take(doc, "grad_bucket_bytes", _bytes, minimum=0.0),
         overlap_efficiency=fitted.fitted().overlap_efficiency,

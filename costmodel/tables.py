@@ -194,7 +194,15 @@ class Engine:
             causal=self.workload.causal, hides={kind: self.runtime.hidden(kind) for kind in self.runtime.overlap},
             kernel_time=self.rates.attention_kernels.get(self.runtime.attention_kernel, 1.0),
             unfused=[name for name in ("rope", "norm") if not getattr(self.runtime, f"fused_{name}")],
+            routings=self._routings() if self.runtime.expert_dispatch == "once_per_domain" else {},
+            experts_behind_all=self.runtime.expert_overlap == "micro_batches",
         )
+
+    def _routings(self) -> Mapping[int, Moe]:
+        """Segment -> its experts."""
+        names = [*dict.fromkeys(self.model.pattern), *([self.model.mtp_kind] if self.model.mtp_layers else [])]
+        blocks = {number: self.model.kinds[name].ffn for number, name in enumerate(names, start=1)}
+        return {number: block for number, block in blocks.items() if isinstance(block, Moe)}
 
     def _price_state(self, columns: Mapping[str, Floats]) -> Mapping[str, Floats]:
         """Elements and movements of weights for (tp, cp, dp_replicate, dp_shard, …) of each row's sp and zero."""

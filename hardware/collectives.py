@@ -44,9 +44,18 @@ class CollectiveCost:
     """of one of the n-1 steps of ring_exchange; otherwise equal to seconds"""
 
 
-def price(kind: str, payload_bytes: Floats, group: Group, cluster: Cluster) -> CollectiveCost:
-    """Cost of one collective of `kind` (see KINDS), elementwise over payloads and groups."""
+def price(
+    kind: str, payload_bytes: Floats, group: Group, cluster: Cluster, *, leaving: Floats | None = None
+) -> CollectiveCost:
+    """Cost of one collective of `kind` (see KINDS), elementwise over payloads and groups.
+
+    `leaving`: of an all_to_all, the part of what goes to other domains that really crosses their links, because
+    what several ranks of a domain want is sent there once and passed on inside it.
+    """
     links = [link_of(tier.technology, tier.latency) for tier in cluster.tiers]
+    if kind == "all_to_all" and leaving is not None:
+        cost = _all_to_all(np.asarray(payload_bytes, dtype=np.float64), group, cluster.tiers, links, leaving)
+        return _issued(cost, payload_bytes)
     return price_over(kind, payload_bytes, group, cluster.tiers, links)
 
 
@@ -68,7 +77,12 @@ def price_over(
         cost = _neighbours(kind, payload, group, tiers, links)
     else:
         cost = _reduction_or_gather(kind, payload, group, tiers, links)
-    issued = np.minimum(payload, 1.0)  # nothing to send, nothing called
+    return _issued(cost, payload)
+
+
+def _issued(cost: CollectiveCost, payload: Floats) -> CollectiveCost:
+    """Nothing to send, nothing called."""
+    issued = np.minimum(payload, 1.0)
     return replace(cost, seconds=issued * cost.seconds, step_seconds=issued * cost.step_seconds)
 
 
@@ -235,18 +249,26 @@ def _tree(
 # ---------------------------------------------------------------- all_to_all
 
 
-def _all_to_all(payload: Floats, group: Group, tiers: Sequence[Tier], links: Sequence[Link]) -> CollectiveCost:
-    """Every rank sends 1/n of its payload to every rank; what leaves a domain passes the rank's own NIC."""
+def _all_to_all(
+    payload: Floats, group: Group, tiers: Sequence[Tier], links: Sequence[Link], once: Floats | None = None
+) -> CollectiveCost:
+    """Every rank sends 1/n of its payload to every rank; what leaves a domain passes the rank's own NIC.
+
+    `once`: see `leaving` of price; all that a domain gets then moves inside it (hierarchical dispatch, DeepSeek-V3,
+    arXiv 2412.19437, section 3.2.2), at the same time as the next piece crosses.
+    """
     n = group.size
     curves = [link.curves["all_to_all"] for link in links]
     crossed = _crossed(group)
     g = group.inside[0]
     rate = tiers[0].bandwidth * curves[0].efficiency * _share(tiers[0], links[0], g)
-    transfer = crossed[0] * (g - 1.0 + curves[0].own_copy) / n * payload / rate
+    inside = n if once is None else g
+    transfer = crossed[0] * (g - 1.0 + curves[0].own_copy) / inside * payload / rate
     base = crossed[0] * curves[0].base_seconds
     latency = (g - 1.0) * curves[0].rank_seconds
     for t in range(1, len(tiers)):
         leaving = (n - group.inside[t - 1]) / n * payload
+        leaving = leaving if once is None else leaving * once
         through = leaving / (tiers[t].bandwidth * curves[t].efficiency)
         transfer = np.maximum(transfer, crossed[t] * through)
         base = np.maximum(base, crossed[t] * curves[t].base_seconds)
@@ -255,7 +277,10 @@ def _all_to_all(payload: Floats, group: Group, tiers: Sequence[Tier], links: Seq
     large = _outermost([curve.large for curve in curves], crossed)
     knee = _outermost([curve.knee for curve in curves], crossed)
     seconds = curve_seconds(base + latency, transfer, large, knee)
-    return CollectiveCost(seconds, (n - 1.0) / n * payload, np.where(n > 1.0, DIRECT, NONE), seconds)
+    wire = (n - 1.0) / n * payload
+    if once is not None:
+        wire = (g - 1.0) / g * payload + (n - g) / n * payload * once
+    return CollectiveCost(seconds, wire, np.where(n > 1.0, DIRECT, NONE), seconds)
 
 
 # ---------------------------------------------------------------- send_recv, ring_exchange
