@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from benchmarks.accuracy_rows import Row, first_match, measured_memory, measured_seconds, number
+from distplan.costmodel.fitted import software_factors
 from distplan.costmodel.model import Model, Workload
 from distplan.costmodel.model_file import read_model
 from distplan.costmodel.runtime import Runtime, load_runtime
@@ -81,6 +82,8 @@ def _runtime(name: str, changes: str) -> Runtime:
     facts = json.loads(changes)
     if "overlap" in facts:
         facts["overlap"] = {**runtime.overlap, **facts["overlap"]}
+    if "name" in facts:
+        facts["software_factors"] = software_factors(facts["name"])
     return replace(runtime, **facts) if facts else runtime
 
 

@@ -22,7 +22,7 @@ from benchmarks.accuracy_rows import read_rows, select
 from benchmarks.fit_bands import memory_bands, time_bands
 from benchmarks.fit_memory import fit_memory
 from benchmarks.fit_time import TimeFit, errors_of, factors_of, fit_overlaps, prepare, source_of
-from distplan.costmodel.fitted import FILE
+from distplan.costmodel.fitted import FILE, fitted
 from distplan.hardware.errors import DistplanError
 
 HEAD = "# Constants fitted to end-to-end runs, and nothing else: written by benchmarks/fit.py, read by fitted.py.\n"
@@ -32,6 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fit", description=__doc__.splitlines()[0])
     parser.add_argument("file", help="a truth file (CSV)")
     parser.add_argument("-o", "--output", default=str(FILE))
+    parser.add_argument("--keep-overlaps", action="store_true", help="take the overlap efficiencies as they are")
     options = parser.parse_args(arguments)
     try:
         due = select(read_rows(options.file)).due
@@ -39,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     fit = prepare(due)
-    overlaps = fit_overlaps(fit)
+    overlaps = dict(fitted().overlap_efficiency) if options.keep_overlaps else fit_overlaps(fit)
     factors = factors_of(fit, overlaps, fit.rows)
     residuals = _left_out(fit, overlaps)
     memory = fit_memory(due)

@@ -1,4 +1,4 @@
-"""Bands: quantiles of measured over predicted, of rows whose source was left out of the fit."""
+"""Bands: quantiles of measured over predicted (either way), of rows whose source was left out of the fit."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from distplan.costmodel.fitted import DEFAULT
 
 Groups = dict[tuple[str, str, str], list[float]]
 FEWEST = 20
-LOW, HIGH = 0.1, 0.9
-"""an 80 % band"""
+SHARE = 0.8
+"""of the runs that a band covers"""
+TRUSTED = 0.15
+"""memory: a group whose median error is larger is missing physics, which a band must not hide in a verdict"""
+ASSUMED_MEMORY = {"low": 0.95, "high": 1.05, "runs": 0}
 
 
 def time_bands(fit: TimeFit, residuals: np.ndarray) -> dict[str, Any]:
@@ -24,7 +27,7 @@ def time_bands(fit: TimeFit, residuals: np.ndarray) -> dict[str, Any]:
     for case, residual in zip(fit.cases, residuals, strict=True):
         kind = "moe" if case.row["model_kind"] in ("moe", "hybrid-moe") else "dense"
         _add(groups, case.cluster.accelerator.generation, case.runtime.name, kind, float(np.exp(residual)))
-    return _entries(groups)
+    return {key: _band(values) for key, values in _large(groups).items()}
 
 
 def memory_bands(fit: MemoryFit) -> dict[str, Any]:
@@ -32,7 +35,12 @@ def memory_bands(fit: MemoryFit) -> dict[str, Any]:
     for p in fit.predictions:
         ratio = 1.0 / (1.0 + p.memory_error)
         _add(groups, p.case.cluster.accelerator.generation, p.case.runtime.name, model_kind(p), ratio)
-    return _entries(groups)
+    known = {
+        key: _band(values)
+        for key, values in _large(groups).items()
+        if float(np.median(np.abs(np.log(values)))) <= TRUSTED
+    }
+    return {" ".join((DEFAULT,) * 3): ASSUMED_MEMORY} | known
 
 
 def _add(groups: Groups, generation: str, runtime: str, kind: str, value: float) -> None:
@@ -43,13 +51,15 @@ def _add(groups: Groups, generation: str, runtime: str, kind: str, value: float)
         groups[key].append(value)
 
 
-def _entries(groups: Groups) -> dict[str, Any]:
-    """Quantiles of groups large enough; a band always holds the prediction itself."""
+def _large(groups: Groups) -> dict[str, list[float]]:
     return {
-        " ".join(key): {
-            "low": round(min(1.0, float(np.quantile(values, LOW))), 4),
-            "high": round(max(1.0, float(np.quantile(values, HIGH))), 4), "runs": len(values),
-        }
+        " ".join(key): values
         for key, values in sorted(groups.items())
         if len(values) >= FEWEST or key == (DEFAULT, DEFAULT, DEFAULT)
     }
+
+
+def _band(values: list[float]) -> dict[str, Any]:
+    """As far up as down (a factor): the prediction is its middle, though a source left out may be off to one side."""
+    reach = float(np.exp(np.quantile(np.abs(np.log(values)), SHARE)))
+    return {"low": round(1.0 / reach, 4), "high": round(reach, 4), "runs": len(values)}

@@ -31,8 +31,8 @@ class Estimate:
     """Columns, one entry per strategy. Parts add up exactly, in their order, to their total.
 
     `time` are the parts of `step_seconds` on the critical stage, `memory` the parts of
-    `device_bytes` on the worst stage in its worst phase. Low and high are the 10th and 90th percentile of the
-    runs most like it (fitted.yaml).
+    `device_bytes` on the worst stage in its worst phase. Low and high hold 80 % of the runs
+    most like it (fitted.yaml).
     """
 
     step_seconds: Floats
