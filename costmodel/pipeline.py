@@ -58,7 +58,8 @@ def pipeline_time(
     rows get a looser bound, which is what a search ranks by before it simulates its shortlist.
 
     `schedule` is f_then_b, 1f1b or interleaved, or zb_h1 or zb_v (bounds; `input_gradient` is the part of backward
-    that the stage before waits for, half of it by default); interleaved needs m a multiple of pp, zb_v vpp = 2, the
+    that the stage before waits for, half of it by default); interleaved is a looser bound where pp does not divide m
+    > pp, and for m < pp exact where all forwards come first; zb_v needs vpp = 2, the
     others vpp = 1.
     Raises ValueError when the runs do not make pp·vpp chunks or the schedule has no closed form.
     """
@@ -92,9 +93,10 @@ def in_flight(schedule: str, stage: int, pp: int, num_micro_batches: Floats, vpp
     """Chunk activations that `stage` holds at its peak (a chunk is 1/vpp of a stage).
 
     f_then_b keeps all of them; 1f1b as many as there are stages from here to the end; interleaved its warm-up
-    2·(pp−stage−1) + (vpp−1)·pp and one more (arXiv 2104.04473, section 2.2), all of them when m = pp. The zero
-    bubble schedules keep what their late weight gradients need: as much on every stage as 1f1b on the first
-    (arXiv 2401.10241, table 2; arXiv 2405.15362, section 3).
+    2·(pp−stage−1) + (vpp−1)·round and one more (arXiv 2104.04473, section 2.2), all of them when m = pp; a round has
+    pp micro-batches, or m/⌊m/pp⌋ where pp does not divide m (torch.distributed.pipelining.ScheduleInterleaved1F1B).
+    The zero bubble schedules keep what their late weight gradients need: as much on every stage as 1f1b on the
+    first (arXiv 2401.10241, table 2; arXiv 2405.15362, section 3).
     """
     total = np.asarray(num_micro_batches, dtype=np.float64) * vpp
     if schedule == "f_then_b":
@@ -104,7 +106,8 @@ def in_flight(schedule: str, stage: int, pp: int, num_micro_batches: Floats, vpp
     if schedule == "1f1b" or (schedule == "interleaved" and vpp == 1):
         return np.minimum(float(pp - stage), total)
     if schedule == "interleaved":
-        warm_up = 2.0 * (pp - stage - 1) + (vpp - 1.0) * pp
+        per_round = (total / vpp) / np.maximum(1.0, np.floor(total / (pp * vpp)))
+        warm_up = 2.0 * (pp - stage - 1) + (vpp - 1.0) * per_round
         return np.where(total == pp * vpp, total, np.minimum(warm_up + 1.0, total))
     raise ValueError(f"no closed form for schedule {schedule}")
 

@@ -34,7 +34,7 @@ BLOCK = 2048
 def interleaved(
     f: list[Floats], b: list[Floats], count: list[int], p2p: Floats, m: Floats, pp: int, vpp: int, follow: bool
 ) -> Floats:
-    """Seconds of interleaved 1F1B per row; see pipeline.py for the shapes. m is a multiple of pp, vpp ≥ 2.
+    """Seconds of interleaved 1F1B per row; see pipeline.py for the shapes. vpp ≥ 2; m is what a runtime allows.
 
     Without `follow` every row is taken as settled: a lower bound that is quick to evaluate.
     """
@@ -44,11 +44,13 @@ def interleaved(
     settled = np.ones(len(m), dtype=np.bool_)
     if follow:
         settled = _settled(f, b, tuple(count), p2p, pp) & (m >= 3.0 * pp)
+    rounds = m == pp * np.floor(m / pp)
     seconds = np.empty_like(m)
     for chosen, solve, chunks in (
         (m <= pp, _forwards_first, chunk),
-        ((m > pp) & settled, partial(_stay, held, vpp), few),
-        ((m > pp) & ~settled, follow_slots, chunk),
+        ((m > pp) & rounds & settled, partial(_stay, held, vpp), few),
+        ((m > pp) & rounds & ~settled, follow_slots, chunk),
+        ((m > pp) & ~rounds, _any_order, chunk),
     ):
         rows_of = np.flatnonzero(chosen)
         for first in range(0, len(rows_of), BLOCK):
@@ -202,7 +204,7 @@ def _way_in(held: Rows, vpp: int, f: Floats, b: Floats, p2p: Floats) -> Floats:
 
 
 def _forwards_first(cost: Floats, p2p: Floats, m: Floats) -> Floats:
-    """As many micro-batches m as stages: all forwards, then all backwards; exact.
+    """At most as many micro-batches m as stages: all forwards, then all backwards; exact for Megatron's m = pp.
 
     Within the forwards a path goes down the chain of chunks, or waits at one chunk for its whole row; waiting for
     parts of a row on two chunks never costs more than all of it on one. The backwards are the same, read from the
@@ -218,10 +220,26 @@ def _forwards_first(cost: Floats, p2p: Floats, m: Floats) -> Floats:
             queued = begin
             if heads:
                 begin = np.maximum(begin, heads[-1] + p2p) if row else heads[-1] + p2p
-                queued = np.maximum(tails[-1], heads[-1] + (pp - 1.0) * p2p) + p2p
+                queued = np.maximum(tails[-1], heads[-1] + (m - 1.0) * p2p) + p2p
             heads.append(begin + here)
-            tails.append(np.maximum(begin + pp * here, queued + here))
+            tails.append(np.maximum(begin + m * here, queued + here))
     best: Floats = tails[-pp][0] + tails[-pp][1]
     for tail in tails[-pp + 1 :]:
         best = np.maximum(best, tail[0] + tail[1])
+    return best
+
+
+def _any_order(cost: Floats, p2p: Floats, m: Floats) -> Floats:
+    """A lower bound whatever the order of a stage's jobs, as where pp does not divide m: the first micro-batch's way
+    to a stage, all that the stage does, and the last one's way back."""
+    _, vpp, pp, _ = cost.shape
+    ways = 0.0 * p2p
+    best = ways
+    for s in range(pp):
+        load = cost[0, 0, s] + cost[1, 0, s]
+        way = load + 2.0 * p2p
+        for row in range(1, vpp):
+            load = load + (cost[0, row, s] + cost[1, row, s])
+        best = np.maximum(best, ways + m * load)
+        ways = ways + way
     return best

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from distplan.costmodel.pipeline import PipelineTime, in_flight, pipeline_time
-from distplan.costmodel.simulate_repeat import simulate_step
 from distplan.costmodel.pipeline_waves import follow_slots
 from distplan.costmodel.schedules import build_schedule
 from distplan.costmodel.simulate import StageCosts, simulate
+from distplan.costmodel.simulate_repeat import simulate_step
 
 Floats = NDArray[np.float64]
 
@@ -37,12 +37,14 @@ class Case:
 
     def simulated(self) -> float:
         schedule = build_schedule(self.schedule, stages=self.pp, micro_batches=self.m, chunks=self.vpp)
-        costs = StageCosts(
+        return simulate(schedule, self.costs(), record=False).seconds
+
+    def costs(self) -> StageCosts:
+        return StageCosts(
             forward=np.repeat(self.forward, self.count).tolist(),
             backward=np.repeat(self.backward, self.count).tolist(),
             p2p=self.p2p, overlap_p2p=self.overlap,
         )  # fmt: skip
-        return simulate(schedule, costs, record=False).seconds
 
 
 def random_case(rng: np.random.Generator, schedule: str, *, runs: int, p2p: float) -> Case:
@@ -176,6 +178,36 @@ def test_in_flight_is_what_the_job_lists_keep(schedule: str, pp: int) -> None:
             for stage, order in enumerate(jobs):
                 kept = np.cumsum([{"F": 1, "B": -1}.get(job.kind, 0) for job in order if job])
                 assert in_flight(schedule, stage, pp, np.array([float(m)]), vpp)[0] == kept.max()
+
+
+def torch_rounds(pp: int, most: int) -> list[int]:
+    """Micro-batches that PyTorch's interleaved schedule takes and Megatron's does not."""
+    return [m for m in range(1, most) if m % pp and m % max(1, m // pp) == 0]
+
+
+@pytest.mark.parametrize("pp", [2, 3, 4, 8])
+def test_in_flight_is_what_pytorch_keeps_where_stages_do_not_divide_micro_batches(pp: int) -> None:
+    for vpp in (2, 3):
+        for m in torch_rounds(pp, 4 * pp):
+            jobs = build_schedule("interleaved", stages=pp, micro_batches=m, chunks=vpp, dialect="torch").jobs
+            for stage, order in enumerate(jobs):
+                kept = np.cumsum([{"F": 1, "B": -1}.get(job.kind, 0) for job in order if job])
+                assert in_flight("interleaved", stage, pp, np.array([float(m)]), vpp)[0] == kept.max()
+
+
+def test_interleaved_is_finite_and_bounds_the_simulation_where_stages_do_not_divide_micro_batches() -> None:
+    rng = np.random.default_rng(5)
+    few, many = [], []
+    for _ in range(300):
+        case = random_case(rng, "interleaved", runs=6, p2p=0.5)
+        case = replace(case, m=int(rng.choice(torch_rounds(case.pp, 5 * case.pp))))
+        schedule = build_schedule("interleaved", stages=case.pp, micro_batches=case.m, chunks=case.vpp, dialect="torch")
+        exact = simulate(schedule, case.costs(), record=False).seconds
+        (few if case.m < case.pp else many).append(float(case.closed().seconds[0]) / exact - 1.0)
+    assert max(many) <= 1e-9
+    assert np.median(np.abs(many)) <= 0.02
+    assert np.median(np.abs(few)) <= 1e-9  # PyTorch's last stages begin to alternate before all forwards are done
+    assert max(few) <= 0.1
 
 
 def test_with_as_many_micro_batches_as_four_stages_1f1b_keeps_10_of_16() -> None:
