@@ -108,7 +108,8 @@ def _binds(shown: Plain) -> Iterator[RenderableType]:
     binds = shown["binds"]
     yield Text("")
     over = f"{gib(binds['bytes_over'])} too much on stage {binds['stage']} at {binds['phase']}"
-    yield line(f"beyond it the nearest needs {over}, mostly {words(binds['part'])} ({gib(binds['part_bytes'])})")
+    where = "the nearest to fitting" if shown["largest"] is None else "beyond it the nearest"
+    yield line(f"{where} needs {over}, mostly {words(binds['part'])} ({gib(binds['part_bytes'])})")
     yield line(strategy_label(binds["strategy"]), style="dim")
 
 
