@@ -16,7 +16,7 @@ from distplan.costmodel.estimate import Estimate
 from distplan.costmodel.model import Model, Workload
 from distplan.costmodel.replay import load_of, stage_costs
 from distplan.costmodel.runtime import Runtime
-from distplan.costmodel.schedules import Schedule, build_schedule
+from distplan.costmodel.schedules import Schedule, ScheduleError, build_schedule
 from distplan.costmodel.simulate import Event, Simulation, simulate
 from distplan.costmodel.strategy import Strategy
 from distplan.hardware.cluster import Cluster
@@ -68,8 +68,8 @@ def step_timeline(
     load = load_of(model, workload, cluster, runtime, strategy, float(estimate.recompute_layers[0]))
     kept = kept_by_chunk(case)
     micro_batches = int(estimate.num_micro_batches[0])
-    shown = _shown(strategy, micro_batches, max_jobs)
-    schedule = build_schedule(strategy.schedule, stages=strategy.pp, micro_batches=shown, chunks=strategy.vpp)
+    schedule = _schedule(strategy, _shown(strategy, micro_batches, max_jobs))
+    shown = schedule.micro_batches
     run = simulate(schedule, replace(stage_costs(load), activation=kept))
     end = step_end(case, load)
     factor = runtime.factor(cluster.accelerator.generation)
@@ -98,6 +98,24 @@ def _shown(strategy: Strategy, micro_batches: int, max_jobs: int) -> int:
     rest = micro_batches % strategy.pp
     rounds = max(2, (most - rest) // strategy.pp)
     return min(micro_batches, rounds * strategy.pp + rest)
+
+
+def _schedule(strategy: Strategy, micro_batches: int) -> Schedule:
+    """The job lists that the estimate simulates (replay.py); where there are none for so many micro-batches, those
+    for the next lower number in whole rounds of pp. Raises ScheduleError where there are none at all."""
+    whole = micro_batches - micro_batches % strategy.pp
+    tries = [("", micro_batches)]
+    if strategy.schedule == "interleaved":
+        tries = [*tries, ("torch", micro_batches), ("", whole)]
+    for at, (dialect, number) in enumerate(tries, start=1):
+        try:
+            return build_schedule(
+                strategy.schedule, stages=strategy.pp, micro_batches=number, chunks=strategy.vpp, dialect=dialect
+            )
+        except ScheduleError:
+            if at == len(tries):
+                raise
+    raise AssertionError("unreachable")
 
 
 def _pipeline(run: Simulation, traffic: Sequence[Sequence[Traffic]], factor: float, begin: float) -> Iterator[Box]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -110,3 +111,15 @@ def test_of_very_many_micro_batches_the_first_are_shown() -> None:
     step = step_timeline(*whole, found, max_jobs=200)
     assert step.shown == 24
     assert step.micro_batches == 64
+
+
+@pytest.mark.parametrize(("micro_batches", "shown"), [(16, 16), (15, 15), (13, 12), (3, 3)])
+def test_interleaved_takes_the_job_lists_that_there_are(micro_batches: int, shown: int) -> None:
+    """16: Megatron's rounds of pp; 15 and 3: PyTorch's; 13 has none, and a step of 12 is shown."""
+    (model, job, cluster, *_), _ = priced("interleaved")
+    runtime = load_runtime("any")
+    strategy = Strategy(pp=4, vpp=2, schedule="interleaved")
+    job = replace(job, global_batch=micro_batches)
+    found = estimate(model, job, cluster, runtime, strategy, detail=True)
+    step = step_timeline(model, job, cluster, runtime, strategy, found)
+    assert (step.shown, step.micro_batches) == (shown, micro_batches)
