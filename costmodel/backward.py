@@ -121,6 +121,8 @@ class Backward:
             weight = tape.root[value] in tape.weights
             if weight and not tape.weights[tape.root[value]].trained:
                 continue
+            if tape.root[value] == "pixels":
+                continue  # data
             reads = (self.keep(node.inputs[other]), dy) if other == 0 else (dy, self.keep(node.inputs[other]))
             names = (node.operands[other], node.result) if other == 0 else (node.result, node.operands[other])
             flags = tuple(tape.root[r] in tape.weights for r in reads)

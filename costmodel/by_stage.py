@@ -153,7 +153,7 @@ def traffic_by_chunk(case: Staged) -> list[tuple[Traffic, ...]]:
         sums: dict[tuple[str, str, str], list[float]] = {}
         for exchange in local.exchanges:
             work, phase = exchange.work, JOB_PHASES[exchange.work.phase]
-            times = content[work.segment] * (case.share(content) if phase == "recompute" else 1.0)
+            times = content[work.segment] * work.times * (case.share(content) if phase == "recompute" else 1.0)
             key = ("F" if phase == "forward" else "B", axis_class(work.axes), work.kind)
             both = sums.setdefault(key, [0.0, 0.0])
             both[0] += times * float(exchange.seconds[0])

@@ -154,7 +154,7 @@ def _is_narrow(op: Operator, segment: Segment, precision: Precision) -> bool:
 
 
 def narrow_operators(segment: Segment, precision: Precision) -> frozenset[str]:
-    if precision.matmul not in NARROW or segment.name.endswith(HIGH):
+    if precision.matmul not in NARROW or segment.name.endswith(HIGH) or segment.name.startswith("vision."):
         return frozenset()
     return frozenset(op.name for op in segment.operators if _is_narrow(op, segment, precision))
 

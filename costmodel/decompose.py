@@ -14,7 +14,8 @@ def decompose_norms(segment: Segment) -> Segment:
     So the input and the normalised value are kept in fp32 (torch's rms_norm without a fused kernel:
     aten/src/ATen/native/layer_norm.cpp, rms_norm_composite).
     """
-    return replace(segment, operators=tuple(part for op in segment.operators for part in _parts(op)))
+    operators = tuple(part for op in segment.operators for part in _parts(op))
+    return replace(segment, operators=operators, beside=tuple(decompose_norms(part) for part in segment.beside))
 
 
 def _parts(op: Operator) -> Iterator[Operator]:

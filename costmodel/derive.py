@@ -19,13 +19,19 @@ def derive(segment: Segment, structure: Structure) -> SegmentProgram:
     weights = {weight.name: weight for weight in segment.weights}
     tape = Tape(structure, weights)
     for name in segment.inputs:
-        dims: Dims = HIDDEN if name == "x" else HIDDEN[:2]
-        by_dim = residual_placement(structure.sp and name == "x")
-        tape.define(name, placed(dims, by_dim), "compute" if name == "x" else "int64")
+        dense = name == "x" or name in segment.input_dims
+        dims: Dims = segment.input_dims.get(name, HIDDEN if dense else HIDDEN[:2])
+        tape.define(name, placed(dims, residual_placement(structure.sp and dense)), "compute" if dense else "int64")
     for weight in segment.weights:
         tape.define(weight.name, weight_layout(weight, structure), "parameter")
     forward(segment, tape)
     passes = list(tape.nodes)
+    beside = tuple(derive(part, replace(structure, recompute=())) for part in segment.beside)
+    if segment.frozen:
+        return SegmentProgram(
+            segment=segment, structure=structure, nodes=tuple(passes), values=dict(tape.values), saved=(), remade=(),
+            gradients={}, output=tape.current[segment.output], input_gradient="", beside=beside,
+        )
     backward = Backward(tape)
     if segment.output != "loss" and not segment.output.startswith("head."):
         seed = tape.define(f"{segment.output}.grad_in", tape.values[tape.current[segment.output]].layout, "compute")
@@ -43,6 +49,7 @@ def derive(segment: Segment, structure: Structure) -> SegmentProgram:
     return SegmentProgram(
         segment=segment, structure=structure, nodes=nodes, values=dict(tape.values), saved=saved, remade=remade,
         gradients=backward.gradients, output=tape.current[segment.output], input_gradient=input_gradient or "",
+        beside=beside,
     )
 
 

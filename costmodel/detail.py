@@ -100,6 +100,7 @@ def _local(ledger: _Ledger, row: int, local: LocalCosts, run: Run, m: float, sha
     for exchange in local.exchanges:
         work = exchange.work
         calls = run.content[work.segment] * m * (share if PHASES[work.phase] == "recompute" else 1.0)
+        calls *= work.times
         if calls:
             name = work.name.split("@")[0]
             key = (name, join_axes(work.axes), work.kind, PHASES[work.phase])

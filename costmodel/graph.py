@@ -7,8 +7,19 @@ from dataclasses import replace
 from distplan.costmodel.feed_forward import feed_forward_sizes, mlp, moe
 from distplan.costmodel.layout import Dims
 from distplan.costmodel.mixers import attention, linear_attention, mixer_sizes
-from distplan.costmodel.model import Attention, Custom, LayerKind, LinearAttention, Mlp, Model, Moe, Workload
+from distplan.costmodel.model import (
+    Attention,
+    Custom,
+    LayerKind,
+    LinearAttention,
+    Mlp,
+    Model,
+    Moe,
+    Vision,
+    Workload,
+)
 from distplan.costmodel.operators import (
+    FFN,
     HIDDEN,
     HIGH,
     LOGITS,
@@ -21,8 +32,11 @@ from distplan.costmodel.operators import (
     Weight,
 )
 
+PIXELS: Dims = ("batch", "seq", "pixels")
+MERGED: Dims = ("batch", "seq", "merged")
+
 __all__ = [
-    "HIDDEN", "TP_DIMS", "GraphError", "Operator", "Segment", "Weight", "parameters", "segments", "weight_elements",
+    "HIDDEN", "TP_DIMS", "GraphError", "Operator", "Segment", "Weight", "parameters", "segments", "vision_parameters", "weight_elements",
 ]
 
 
@@ -95,7 +109,7 @@ def _close(b: Builder, model: Model, kind: LayerKind, name: str, y: str, bias: b
     return b.dropout(f"{part}.dropout", y, HIDDEN, model.dropout)
 
 
-def embedding_segment(model: Model, lora_rank: int = 0) -> Segment:
+def embedding_segment(model: Model, lora_rank: int = 0, beside: tuple[Segment, ...] = ()) -> Segment:
     sizes = {"hidden": float(model.hidden), "vocab": float(model.vocab), "positions": float(model.max_positions)}
     b = Builder("embedding", sizes, lora_rank)
     table = b.weight("word.weight", ("vocab", "hidden"))
@@ -108,7 +122,74 @@ def embedding_segment(model: Model, lora_rank: int = 0) -> Segment:
         norm = next(iter(model.kinds.values())).norm
         x = b.norm("norm", x, HIDDEN, ("hidden",), norm, model.embedding_norm_bias)
     x = b.dropout("dropout", x, HIDDEN, model.dropout)
-    return b.segment(("tokens",), b.on_residual(x))
+    return replace(b.segment(("tokens",), b.on_residual(x)), beside=beside)
+
+
+def vision_segments(model: Model, workload: Workload) -> tuple[Segment, ...]:
+    """An image tower: patches embedded, its layers, and what projects them to the text's hidden.
+
+    The micro-batch's patches are one sequence of `images_per_sequence` images, each of which sees only itself.
+    Images lie where the embedding does, on the first stage (Megatron Core's multimodal models, LLaVA).
+    """
+    v = model.vision
+    if v is None or not workload.images_per_sequence:
+        return ()
+    frozen = not workload.train_vision or workload.lora_rank > 0
+    head_dim = v.hidden // v.heads
+    attention = Attention(heads=v.heads, kv_heads=v.heads, head_dim=head_dim, v_head_dim=head_dim, qkv_bias=v.bias,
+                          out_bias=v.bias, chunk=v.patches)
+    feed = Mlp(ffn=v.ffn, gated=v.gated, bias=v.bias, activation="gelu")
+    kind = LayerKind(name="vision", mixer=attention, ffn=feed, norm=v.norm, norm_bias=v.norm == "layernorm")
+    tower = replace(model, hidden=v.hidden, positions="none", dropout=0.0, attention_dropout=0.0)
+    seen = workload.images_per_sequence * v.patches
+    tokens = {"seq": seen, "kv_seq": seen}
+    layer = layer_segment(tower, kind, replace(workload, lora_rank=0), True, "vision.layer")
+    parts = (
+        _patch_segment(v, tokens),
+        replace(layer, sizes=dict(layer.sizes) | tokens, times=float(v.layers), full=True),
+    )
+    untrained = tuple(
+        replace(part, frozen=True, weights=tuple(replace(weight, trained=False) for weight in part.weights))
+        for part in parts
+    )
+    return (*(untrained if frozen else parts), _projector_segment(model, v, workload, kind))
+
+
+def _patch_segment(v: Vision, tokens: dict[str, float]) -> Segment:
+    sizes = tokens | {"hidden": float(v.hidden), "pixels": float(v.pixels), "positions": float(v.patches)}
+    b = Builder("vision.patches", sizes)
+    x = b.linear("embed", "pixels", PIXELS, ("pixels", "hidden"), HIDDEN, v.bias)
+    if v.position_table:
+        rows = b.weight("position.weight", ("positions", "hidden"))
+        x = b.add("position_embedding", "position", {x: HIDDEN, rows: ("positions", "hidden")}, HIDDEN)
+    return replace(b.segment(("pixels",), b.on_residual(x)), input_dims={"pixels": PIXELS})
+
+
+def _projector_segment(model: Model, v: Vision, workload: Workload, kind: LayerKind) -> Segment:
+    """The tower's last norm, and one or two matrices from the patches of a token to the text's hidden."""
+    width = v.hidden * (v.patches / v.tokens if v.concatenated else 1.0)
+    tokens = workload.images_per_sequence * v.tokens
+    sizes = {"seq": tokens, "hidden": float(model.hidden), "merged": width, "ffn": float(v.projector or 1)}
+    b = Builder("vision.projector", sizes)
+    x = b.norm("norm", "x", MERGED, ("merged",), kind.norm, kind.norm_bias)
+    if v.projector:
+        x = b.linear("up", x, MERGED, ("merged", "ffn"), FFN)
+        x = b.add("activation", "act", {x: FFN}, FFN, function="gelu", tag="mlp_act")
+        x = b.linear("down", x, FFN, ("ffn", "hidden"), HIDDEN)
+    else:
+        x = b.linear("linear", x, MERGED, ("merged", "hidden"), HIDDEN)
+    made = b.segment(("x",), b.on_residual(x))
+    frozen = workload.lora_rank > 0
+    weights = tuple(replace(weight, trained=not frozen) for weight in made.weights)
+    return replace(made, input_dims={"x": MERGED}, weights=weights, frozen=frozen)
+
+
+def vision_parameters(model: Model, workload: Workload) -> float:
+    """Weights of the image tower and its projector; they are not in `parameters`, which counts the language model."""
+    total = 0.0
+    for part in vision_segments(model, replace(workload, images_per_sequence=1.0)):
+        total += part.times * sum(weight_elements(part, weight) for weight in part.weights)
+    return total
 
 
 def mtp_segment(model: Model, workload: Workload, fused_glu: bool) -> Segment:
@@ -177,7 +258,8 @@ def segments(model: Model, workload: Workload, fused_glu: bool) -> tuple[Segment
     ]
     if model.mtp_layers:
         layers.append(mtp_segment(model, workload, fused_glu))
-    return (embedding_segment(model, workload.lora_rank), *layers, head_segment(model, workload))
+    embedding = embedding_segment(model, workload.lora_rank, vision_segments(model, workload))
+    return (embedding, *layers, head_segment(model, workload))
 
 
 def weight_elements(segment: Segment, weight: Weight) -> float:

@@ -15,6 +15,7 @@ from typing import Any
 from distplan.costmodel.architecture import Word, build, defaults, named, read_fact, schema
 from distplan.costmodel.hf_families import Family, family_of, holds, locate, table
 from distplan.costmodel.hf_layers import layer_facts
+from distplan.costmodel.hf_vision import read_vision
 from distplan.costmodel.model import Model
 from distplan.hardware.documents import Document, dotted, read_text
 from distplan.hardware.errors import DocumentError
@@ -92,7 +93,9 @@ def read_config(config: Document, name: str) -> Reading:
         return section.error(f"{fact}: {problem} (not in the file: {family.name}'s class default)")
 
     model = build({**_of_part("model", found.values), "name": name}, layers, blame)
-    return Reading(model=model, notes=tuple(_notes(section, config, family, found)))
+    vision, remarks = read_vision(config, model.hidden)
+    notes = tuple(_notes(section, config, family, found))
+    return Reading(model=replace(model, vision=vision), notes=(*notes, *remarks))
 
 
 def _language_section(config: Document) -> Document:
@@ -189,7 +192,7 @@ def _of_part(part: str, values: Mapping[str, Any]) -> dict[str, Any]:
 def _notes(section: Document, wrapper: Document, family: Family, found: _Found) -> list[str]:
     notes = []
     if section is not wrapper or "vision_config" in wrapper.value:
-        notes.append("only the language model is read; image and audio towers are not counted")
+        notes.append("only the language model counts as parameters; image and audio towers are not counted")
     absent = [
         f"{family.names[fact][0]} {found.values[fact]}"
         for fact in _SIZES_TO_MENTION

@@ -112,6 +112,9 @@ def local_costs(
     attention = np.zeros((num_segments, rows))
     weight_gradient = np.zeros((num_segments, rows))
     for at, work in enumerate(works):
+        if work.times != 1.0:
+            for each in (seconds, full, kernel):
+                each[at] *= work.times
         totals[work.phase, work.category, work.segment] += seconds[at]
         if work.accumulate:
             weight_gradient[work.segment] += seconds[at]
@@ -182,16 +185,17 @@ def _attentions(
         square = 2.0 * lines * q_len * kv_len * (head_dim + v_head_dim)
         length = np.where(q_len < kv_len, 0.5 * q_len, kv_len) * work.length
         priced = square * work.share
+        masked = causal and not work.full
         seconds[at] = attention_seconds(
-            rates, priced, head_dim, length, length, causal, backward, work.dtype
+            rates, priced, head_dim, length, length, masked, backward, work.dtype
         ) * (kernel_time / rates.sustained)
         if work.ring:
             steps = kv_len / q_len - 1.0
             merged = (lines * q_len) * (head_dim + v_head_dim if backward else v_head_dim)
             latency = (rates.attention_backward if backward else rates.attention_forward).latency
             seconds[at] += memory_seconds(rates, steps * (merged * 3.0 * 2.0), steps) + steps * latency
-        full[at] = square * (2.0 if backward else 1.0)
-        executed = square * (work.share * 0.5 if causal else work.share)
+        full[at] = (square * work.share if work.full else square) * (2.0 if backward else 1.0)
+        executed = square * (work.share * 0.5 if masked else work.share)
         kernel[at] = executed * (BACKWARD_OVER_FORWARD if backward else 1.0)
 
 

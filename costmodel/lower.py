@@ -49,6 +49,10 @@ class Work:
     """attention: scores executed over the whole square (before causality halves them)"""
     length: float = 1.0
     """attention: how much of the sequence a kernel sees at once"""
+    full: bool = False
+    """attention: every query sees every key of its block"""
+    times: float = 1.0
+    """so many alike, one after the other (the layers of an image tower)"""
     ring: bool = False
     """attention: one kernel per rank of cp, on the K and V that have just arrived"""
 
@@ -83,28 +87,56 @@ def lower(programs: Sequence[SegmentProgram], workload: Workload) -> Lowered:
     saved, remade, transients = [], [], []
     boundary = (0, 0.0)
     for index, program in enumerate(programs):
-        sizes = dict(program.segment.sizes) | {"seq": float(workload.seq_len), "kv_seq": float(workload.seq_len)}
-        first = len(works)
-        positions: dict[tuple[str, int], int] = {}
-        joined = joined_products(program)
-        casts = casts_of(program, workload.precision)
-        for node in program.nodes:
-            if (node.name, node.phase) in joined.sums:
-                continue
-            for work in _works(index, node, program, sizes, table, workload, casts):
-                positions[(node.name, work.phase)] = len(works)
-                works.append(work)
-        for at in range(first, len(works)):
-            works[at] = _led(_placed_behind(works[at], program, positions), joined, positions)
-        saved.append(_terms(program.saved, program, sizes, table, workload.precision, casts.kept))
-        remade.append(_terms(program.remade, program, sizes, table, workload.precision, casts.kept))
-        transients.append(_transients(program, sizes, table, workload.precision, casts.sent))
+        kept, again, alive = _lower_program(index, program, table, works, workload)
+        for part in program.beside:
+            more = _lower_program(index, part, table, works, workload)
+            kept, again = kept + _times(more[0], part.segment.times), again + more[1]
+            alive = tuple(sorted({*alive, *more[2]}))
+        saved.append(kept)
+        remade.append(again)
+        transients.append(alive)
+        sizes = dict(program.segment.sizes) | {"seq": float(workload.seq_len)}
         if "x" in program.segment.inputs and program.segment.name.startswith("layer"):
             size = table.number(layout_size(program.values["x"].layout, sizes))
             boundary = (size, dtype_bytes("compute", workload.precision))
     return Lowered(
         sizes=table, works=tuple(works), saved=tuple(saved), remade=tuple(remade), transients=tuple(transients),
         boundary=boundary,
+    )
+
+
+def segment_sizes(program: SegmentProgram, workload: Workload) -> Mapping[str, float]:
+    """Sizes of a segment's dims; an image tower has a sequence of its own."""
+    return {"seq": float(workload.seq_len), "kv_seq": float(workload.seq_len)} | dict(program.segment.sizes)
+
+
+def _times(terms: tuple[tuple[int, float], ...], times: float) -> tuple[tuple[int, float], ...]:
+    return tuple((number, factor * times) for number, factor in terms)
+
+
+def _lower_program(
+    index: int, program: SegmentProgram, table: SizeTable, works: list[Work], workload: Workload
+) -> tuple[tuple[tuple[int, float], ...], tuple[tuple[int, float], ...], tuple[tuple[tuple[int, float], ...], ...]]:
+    """(saved, remade, transients) of one Program, whose nodes are added to `works` as those of segment `index`."""
+    sizes = segment_sizes(program, workload)
+    precision = workload.precision
+    first = len(works)
+    positions: dict[tuple[str, int], int] = {}
+    joined = joined_products(program)
+    casts = casts_of(program, precision)
+    for node in program.nodes:
+        if (node.name, node.phase) in joined.sums:
+            continue
+        for work in _works(index, node, program, sizes, table, workload, casts):
+            positions[(node.name, work.phase)] = len(works)
+            works.append(work)
+    for at in range(first, len(works)):
+        led = _led(_placed_behind(works[at], program, positions), joined, positions)
+        works[at] = led if program.segment.times == 1.0 else replace(led, times=program.segment.times)
+    return (
+        _terms(program.saved, program, sizes, table, precision, casts.kept),
+        _terms(program.remade, program, sizes, table, precision, casts.kept),
+        _transients(program, sizes, table, precision, casts.sent),
     )
 
 
@@ -164,7 +196,8 @@ def _works(
         return [Work(
             segment=segment, phase=phase, category=1, name=node.name, dtype=precision.compute, kind=node.kind,
             m=letters("seq"), n=letters("kv_seq"), k=letters("head_dim"), groups=letters("v_head_dim"),
-            batch=letters(*shape), share=_share(node, workload), length=_length(node, workload),
+            batch=letters(*shape), share=_share(node, program, workload), length=_length(node, program, workload),
+            full=program.segment.full,
             ring=program.structure.cp_kind == "ring",
         )]
     if node.kind in ("scan", "scan_grad"):
@@ -219,18 +252,25 @@ def axis_class(axes: Axes) -> str:
     return "ep" if set(axes) <= {"ep", "etp"} else "cp"
 
 
-def _length(node: Node, workload: Workload) -> float:
+def _length(node: Node, program: SegmentProgram, workload: Workload) -> float:
     """Part of the sequence that one query can see."""
-    limits = [limit for limit in (node.window, node.block, workload.document_len) if limit]
-    return min([*limits, workload.seq_len]) / workload.seq_len
+    seq = segment_sizes(program, workload)["seq"]
+    limits = [limit for limit in (node.window, node.block, _documents(program, workload)) if limit]
+    return min([*limits, seq]) / seq
 
 
-def _share(node: Node, workload: Workload) -> float:
+def _documents(program: SegmentProgram, workload: Workload) -> int:
+    """Tokens of a packed document; an image tower sees images, which are its blocks."""
+    return 0 if program.segment.full else workload.document_len
+
+
+def _share(node: Node, program: SegmentProgram, workload: Workload) -> float:
     """Scores over the square, twice the causal ones: a window w of s tokens w/s·(2 − w/s), blocks of w tokens w/s."""
-    length = _length(node, workload)
-    blocks = min([limit for limit in (node.block, workload.document_len) if limit], default=0)
+    length = _length(node, program, workload)
+    blocks = min([limit for limit in (node.block, _documents(program, workload)) if limit], default=0)
     in_blocks = blocks and (not node.window or blocks <= node.window)
-    return length if in_blocks or not workload.causal else length * (2.0 - length)
+    causal = workload.causal and not program.segment.full
+    return length if in_blocks or not causal else length * (2.0 - length)
 
 
 def _traffic(

@@ -119,6 +119,31 @@ class LayerKind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Vision:
+    """The image tower of a vision-language model: patches, layers that all see all of an image, a projector."""
+
+    hidden: int
+    layers: int
+    heads: int
+    ffn: int
+    patches: int
+    """per image"""
+    pixels: int
+    """inputs of a patch: channels · side², times the frames that are taken together"""
+    tokens: int
+    """that an image becomes in the text's sequence"""
+    gated: bool = False
+    bias: bool = True
+    norm: str = "layernorm"
+    position_table: bool = True
+    """one learned row per patch"""
+    concatenated: bool = True
+    """the patches of a token are laid side by side (else they are averaged)"""
+    projector: int = 0
+    """width between the projector's two matrices; 0 = one matrix"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """An architecture. `pattern` names the kind of every layer, first to last."""
 
@@ -145,6 +170,7 @@ class Model:
     mtp_layers: int = 0
     mtp_kind: str = ""
     placements: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    vision: Vision | None = None
 
     @property
     def layers(self) -> int:
@@ -204,6 +230,10 @@ class Workload:
     """tokens of a packed document, beyond which attention does not look; of mixed lengths Σl²/Σl; 0 = no packing"""
     lora_rank: int = 0
     """0 = all weights are trained; else only low-rank adapters of every linear layer of the layers are"""
+    images_per_sequence: float = 0.0
+    """0 = text only: an image tower is not there"""
+    train_vision: bool = True
+    """False: the image tower is frozen, and only its projector is trained"""
 
 
 DTYPE_BYTES: Mapping[str, float] = {

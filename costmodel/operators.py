@@ -95,6 +95,16 @@ class Segment:
     """values that lie on the residual stream's placement"""
     shares: Mapping[str, str] = field(default_factory=dict)
     """a weight of this segment -> the weight of another segment that it is a copy of (tied embedding)"""
+    input_dims: Mapping[str, Dims] = field(default_factory=dict)
+    """dims of inputs that are neither tokens nor the residual stream"""
+    beside: tuple[Segment, ...] = ()
+    """what stands with this segment on its stage: the parts of an image tower, with the embedding"""
+    times: float = 1.0
+    """of a segment that stands beside another: so many alike, one after the other"""
+    frozen: bool = False
+    """nothing behind its output is trained: it has a forward only"""
+    full: bool = False
+    """its attention is not causal"""
 
 
 class Builder:

@@ -86,6 +86,8 @@ class SegmentProgram:
     """the value that the next segment reads, or the loss"""
     input_gradient: str
     """the value that the segment before gets back ('' where nothing comes before)"""
+    beside: tuple[SegmentProgram, ...] = ()
+    """the Programs of what stands with the segment"""
 
 
 def residual_placement(sp: bool) -> dict[str, Axes]:

@@ -7,7 +7,7 @@ of the three is stored; the collectives are the transitions between those placem
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -96,52 +96,74 @@ def lower_state(
     table = SizeTable()
     used, produced, stored, trained, movements = [], [], [], [], []
     cast_used, cast_stored = [], []
-    parts = [(program, False) for program in programs] + [(programs[-1], True)]
-    for index, (program, tied) in enumerate(parts):
-        moved: dict[tuple[str, str, Axes], dict[int, float]] = {}
-        calls: dict[tuple[str, str, Axes], int] = {}
-        uses: dict[int, float] = {}
-        produces: dict[int, float] = {}
-        stores: dict[int, float] = {}
-        trains: dict[int, float] = {}
-        casts_used: dict[int, float] = {}
-        casts_stored: dict[int, float] = {}
-        narrow = narrow_weights(program.segment, workload.precision)
-        for weight in program.segment.weights:
-            if (weight.name in program.segment.shares) != tied:
-                continue
-            path = state_path(program, weight, zero >= (1 if weight.trained else rules.parameters_sharded_from))
-            sizes = program.segment.sizes
-            made = path.gradient if rules.whole_gradients == "as_produced" else path.used
-            _count(uses, table.number(layout_size(path.used, sizes)), 1.0)
-            if weight.trained:
-                _count(produces, table.number(layout_size(made, sizes)), 1.0)
-            _count(stores, table.number(_size(path.stored, path, weight, program, rules)), 1.0)
-            if weight.trained:
-                _count(trains, table.number(_size(path.stored, path, weight, program, rules)), 1.0)
-            if weight.name in narrow:
-                _count(casts_used, table.number(layout_size(path.used, sizes)), 1.0)
-                _count(casts_stored, table.number(_size(path.stored, path, weight, program, rules)), 1.0)
-            for key, size, element in _steps(path, weight, program, rules, workload, weight.name in narrow):
-                within_tp = on_tp(key[2])
-                times = rules.tp_gradient_times if within_tp else 1
-                _count(moved.setdefault(key, {}), table.number(size), times * element)
-                per_weight = within_tp and rules.tp_gradients == "per_weight"
-                calls[key] = calls.get(key, 0) + times if per_weight else times
-        used.append(tuple(uses.items()))
-        produced.append(tuple(produces.items()))
-        stored.append(tuple(stores.items()))
-        trained.append(tuple(trains.items()))
-        cast_used.append(tuple(casts_used.items()))
-        cast_stored.append(tuple(casts_stored.items()))
+    parts = [((program, *program.beside), False) for program in programs] + [((programs[-1],), True)]
+    for index, (together, tied) in enumerate(parts):
+        sums = _Sums()
+        for program in together:
+            _lower_weights(sums, program, tied, zero, workload, rules, table)
+        used.append(tuple(sums.used.items()))
+        produced.append(tuple(sums.produced.items()))
+        stored.append(tuple(sums.stored.items()))
+        trained.append(tuple(sums.trained.items()))
+        cast_used.append(tuple(sums.cast_used.items()))
+        cast_stored.append(tuple(sums.cast_stored.items()))
         movements += [
-            Movement(segment=index, role=key[0], kind=key[1], axes=key[2], terms=tuple(t.items()), calls=calls[key])
-            for key, t in moved.items()
+            Movement(
+                segment=index, role=key[0], kind=key[1], axes=key[2], terms=tuple(t.items()), calls=sums.calls[key]
+            )
+            for key, t in sums.moved.items()
         ]
     return LoweredState(
         sizes=table, used=tuple(used), produced=tuple(produced), stored=tuple(stored), trained=tuple(trained),
         cast_used=tuple(cast_used), cast_stored=tuple(cast_stored), movements=tuple(movements),
     )
+
+
+Key = tuple[str, str, Axes]
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Elements of a segment's weights by size, and of what moves."""
+
+    used: dict[int, float] = field(default_factory=dict)
+    produced: dict[int, float] = field(default_factory=dict)
+    stored: dict[int, float] = field(default_factory=dict)
+    trained: dict[int, float] = field(default_factory=dict)
+    cast_used: dict[int, float] = field(default_factory=dict)
+    cast_stored: dict[int, float] = field(default_factory=dict)
+    moved: dict[Key, dict[int, float]] = field(default_factory=dict)
+    calls: dict[Key, int] = field(default_factory=dict)
+
+
+def _lower_weights(
+    sums: _Sums, program: SegmentProgram, tied: bool, zero: int, workload: Workload, rules: StateRules, table: SizeTable
+) -> None:
+    """Add the weights of one Program, `times` over where it stands for several alike."""
+    alike, sizes = program.segment.times, program.segment.sizes
+    narrow = narrow_weights(program.segment, workload.precision)
+    for weight in program.segment.weights:
+        if (weight.name in program.segment.shares) != tied:
+            continue
+        path = state_path(program, weight, zero >= (1 if weight.trained else rules.parameters_sharded_from))
+        made = path.gradient if rules.whole_gradients == "as_produced" else path.used
+        whole = table.number(layout_size(path.used, sizes))
+        _count(sums.used, whole, alike)
+        if weight.trained:
+            _count(sums.produced, table.number(layout_size(made, sizes)), alike)
+        shard = table.number(_size(path.stored, path, weight, program, rules))
+        _count(sums.stored, shard, alike)
+        if weight.trained:
+            _count(sums.trained, shard, alike)
+        if weight.name in narrow:
+            _count(sums.cast_used, whole, alike)
+            _count(sums.cast_stored, shard, alike)
+        for key, size, element in _steps(path, weight, program, rules, workload, weight.name in narrow):
+            within_tp = on_tp(key[2])
+            times = rules.tp_gradient_times if within_tp else 1
+            _count(sums.moved.setdefault(key, {}), table.number(size), times * element * alike)
+            per_weight = within_tp and rules.tp_gradients == "per_weight"
+            sums.calls[key] = sums.calls.get(key, 0) + times if per_weight else times
 
 
 def _steps(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from distplan.costmodel.casting import NARROW, casts_of, narrow_weights
-from distplan.costmodel.lower import dtype_bytes
+from distplan.costmodel.lower import dtype_bytes, segment_sizes
 from distplan.costmodel.model import DTYPE_BYTES, Precision
 from distplan.costmodel.program import SegmentProgram
 from distplan.costmodel.sizes import SizeTable, layout_size
@@ -49,10 +49,12 @@ def _weights(case: Case) -> Iterator[Held]:
     symbols, _ = case.eng.symbols(case.columns, False)
     states = [*([("master", recipe.master)] if recipe.master else []), *(("moment", dtype) for dtype in recipe.moments)]
     sharded_from = 2 if rules.zero2_parameters == "sharded" else 3
-    for at, program in enumerate(case.programs("none")):
+    programs = [(at, part) for at, first in enumerate(case.programs("none")) for part in (first, *first.beside)]
+    for at, program in programs:
         narrow = narrow_weights(program.segment, recipe)
         for weight in program.segment.weights:
             copies = float(content[-1] if weight.name in program.segment.shares else content[at])
+            copies *= program.segment.times
             if not copies:
                 continue
             path = state_path(program, weight, zero >= 1)
@@ -109,6 +111,8 @@ def _activations(case: Case) -> Iterator[Held]:
             copies = run.content[at] * flight * (part if at else 1.0)
             if copies and (at or recompute == "none" or part == 1.0):
                 yield from _saved(case, program, program.saved, copies if at else run.content[at] * flight)
+                for tower in program.beside:
+                    yield from _saved(case, tower, tower.saved, run.content[at] * flight * tower.segment.times)
 
 
 def _head(case: Case) -> Iterator[Held]:
@@ -133,7 +137,7 @@ def _saved(
     case: Case, program: SegmentProgram, names: Iterable[str], copies: float, part: str = "activations"
 ) -> Iterator[Held]:
     workload = case.eng.workload
-    sizes = dict(program.segment.sizes) | {"seq": float(workload.seq_len), "kv_seq": float(workload.seq_len)}
+    sizes = segment_sizes(program, workload)
     symbols, _ = case.eng.symbols(case.columns, case.strategy.cp_kind == "ulysses")
     casts = casts_of(program, workload.precision)
     for name in names:

@@ -127,6 +127,19 @@ def _words(own: Document, key: str, known: tuple[str, ...]) -> list[str]:
     return words
 
 
+def _check_images(model: Model, images: float, seq_len: int) -> None:
+    if not images:
+        return
+    if model.vision is None:
+        raise DistplanError(f"{model.name} has no image tower (vision), so images_per_sequence must be 0")
+    if images * model.vision.tokens > seq_len:
+        most = seq_len // model.vision.tokens
+        raise DistplanError(
+            f"{images:g} images of {model.vision.tokens} tokens are more than a sequence of {seq_len}: "
+            f"at most {most} fit"
+        )
+
+
 def workload(
     model: Model,
     stated: Mapping[str, Any],
@@ -150,6 +163,7 @@ def workload(
             f"seq_len {seq_len} is longer than {model.name}'s table of learned positions ({model.max_seq_len}); "
             f"at most {model.max_seq_len} tokens fit, or raise max_seq_len in a model.yaml"
         )
+    _check_images(model, fields["images_per_sequence"], seq_len)
     tokens = max(default("batch_tokens"), default("batch_tokens_per_gpu") * gpus)
     recipe = fields["precision"]
     optimizer = fields["optimizer"]
@@ -166,4 +180,6 @@ def workload(
         document_len=fields["document_len"],
         lora_rank=fields["lora_rank"],
         moe_imbalance=fields["moe_imbalance"],
+        images_per_sequence=fields["images_per_sequence"],
+        train_vision=fields["train_vision"],
     )
