@@ -90,9 +90,9 @@ def _stated_plan(config: Document) -> tuple[str, list[str]] | None:
 
 def _words(config: Document, key: str, raw: Sequence[object]) -> list[str]:
     known = table("plan_words")
-    unknown = next((word for word in raw if not isinstance(word, str) or word not in known), None)
-    if unknown is not None:
-        raise config.error(f"the layer type {str(unknown)[:40]!r} is not described by this schema", key)
+    unknown = [word for word in raw if not isinstance(word, str) or word not in known]
+    if unknown:
+        raise config.error(f"the layer type {str(unknown[0])[:40]!r} is not described by this schema", key)
     return [known[word] for word in raw]
 
 
