@@ -88,7 +88,7 @@ def gpu_counts(row: Row) -> Answer:
     for count, feasible in wanted.items():
         given = {key: value for key, value in row.items() if key in ("id", "case", "model", "gpu")}
         found = [(run, priced(run)) for run in runs({**given, "gpus": count, "zero": int(zero[1]), "mbs": 1})]
-        least = {}
+        least: dict[int, tuple[float, int]] = {}
         for run, choice in found:
             seq = run.job.workload.seq_len
             least[seq] = min(least.get(seq, (float("inf"), 3)), _pressure(choice))

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from benchmarks.acceptance_rows import Answer, CannotAnswer, Row, load_named, runtime_of
 from distplan.costmodel.model import Attention, LayerKind, Mlp, Model, Moe
 from distplan.costmodel.runtime import load_runtime
@@ -54,7 +56,7 @@ def _wrong(row: Row, when: dict[str, Any], model: Model, s: Strategy, found: lis
         if each != sorted(row["valid_vp_layers"]):
             yield f"layers per chunk {each} are suggested"
     if "padded_vocab" in row:
-        padded = float(padded_vocab(float(when["vocab"]), float(model.vocab_pad_multiple), float(s.tp)))
+        padded = float(padded_vocab(float(when["vocab"]), float(model.vocab_pad_multiple), np.array([float(s.tp)]))[0])
         if padded != row["padded_vocab"]:
             yield f"the padded vocabulary is {padded:.0f}"
     if "warn" in row and not any(broken.warning for broken in found):
@@ -83,7 +85,7 @@ def _model(when: dict[str, Any]) -> Model:
 
 
 def _strategy(when: dict[str, Any], model: Model) -> Strategy:
-    degrees = {name: int(when[name]) for name in DEGREES if name in when}
+    degrees: dict[str, Any] = {name: int(when[name]) for name in DEGREES if name in when}
     pp, tp, cp = (degrees.get(name, 1) for name in ("pp", "tp", "cp"))
     vpp = int(when.get("vp", degrees.get("vpp", 1)))
     if "vp_layers" in when:

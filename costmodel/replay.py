@@ -75,14 +75,14 @@ def beyond_closed_form(load: StageLoad, strategy: Strategy, m: Floats) -> float 
 def _simulated(load: StageLoad, strategy: Strategy, m: int) -> float | None:
     """Megatron takes micro-batches in rounds of one per stage; torch cuts others into rounds of its own, which
     follow from their number, so that no shorter run tells of the longer."""
-    costs = stage_costs(load)
-    shape = {"stages": strategy.pp, "micro_batches": m, "chunks": strategy.vpp}
+    costs, pp, vpp = stage_costs(load), strategy.pp, strategy.vpp
     try:
-        return simulate_step(strategy.schedule, costs=costs, **shape).seconds
+        return simulate_step(strategy.schedule, stages=pp, micro_batches=m, chunks=vpp, costs=costs).seconds
     except ScheduleError:
-        if strategy.schedule != "interleaved" or m * strategy.pp * strategy.vpp > MOST_JOBS:
+        if strategy.schedule != "interleaved" or m * pp * vpp > MOST_JOBS:
             return None
     try:
-        return simulate(build_schedule("interleaved", dialect="torch", **shape), costs, record=False).seconds
+        jobs = build_schedule("interleaved", stages=pp, micro_batches=m, chunks=vpp, dialect="torch")
+        return simulate(jobs, costs, record=False).seconds
     except ScheduleError:
         return None

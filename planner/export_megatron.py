@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from distplan.costmodel.model import Moe
+from distplan.costmodel.stages import chunk_layers
 from distplan.planner.launcher import Exported, Job, Unsaid, other_order
 from distplan.planner.megatron_model import gpt_model, transformer_config
 from distplan.planner.output import yaml_text
@@ -178,12 +179,23 @@ def _parallel(job: Job) -> dict[str, Any]:
         values["virtual_pipeline_model_parallel_size"] = s.vpp
     if s.cp > 1:
         values["cp_comm_type"] = CP_COMM[s.cp_kind]
-    first, last = counted(job.model.layers, s.pp * s.vpp)
+    chunks = s.pp * s.vpp
+    first, last = counted(job.model.layers, chunks)
+    if s.pp > 1 and job.model.mtp_layers and (job.model.layers + first + last) % chunks:
+        return values | {"pipeline_model_parallel_layout": layout(job.model.layers, chunks, job.model.mtp_layers)}
     if first:
         values["account_for_embedding_in_pipeline_split"] = True
     if last:
         values["account_for_loss_in_pipeline_split"] = True
     return values
+
+
+def layout(layers: int, chunks: int, mtp_layers: int) -> str:
+    """Megatron's words for the default split with multi-token prediction: E embedding, t layer, m module, L loss."""
+    sizes = ["t" * number for number in chunk_layers(layers, chunks, mtp_layers)]
+    sizes[0] = f"E{sizes[0]}"
+    sizes[-1] = f"{sizes[-1]}{'m' * mtp_layers}L"
+    return "|".join(sizes)
 
 
 def counted(layers: int, chunks: int) -> tuple[int, int]:

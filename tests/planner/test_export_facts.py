@@ -17,7 +17,7 @@ from distplan.costmodel.stages import chunk_layers
 from distplan.costmodel.strategy import Strategy
 from distplan.hardware.errors import UnknownNameError
 from distplan.planner.export import LAUNCHERS, export
-from distplan.planner.export_megatron import counted
+from distplan.planner.export_megatron import counted, layout
 from distplan.planner.export_torchtitan import stage_cut
 from distplan.planner.launcher import Job
 
@@ -146,3 +146,15 @@ def test_ranks_in_another_order_are_said() -> None:
     of = job(BIG, runtime="paddle")
     assert any("outermost first" in sentence for sentence in export(of, "nanotron").sentences)
     assert not any("outermost first" in sentence for sentence in export(job(BIG), "nanotron").sentences)
+
+
+def test_megatron_lays_out_what_counts_multi_token_prediction_as_a_layer() -> None:
+    # Megatron Core's own example lays 61 layers and one module over 32 chunks: the ends hold less than 2 layers
+    whole = layout(61, 16, 1)
+    assert whole == "Ettt|" + "tttt|" * 14 + "ttmL"
+    for chunks in (4, 8, 16, 32):
+        parts = layout(61, chunks, 1).split("|")
+        assert len(parts) == chunks
+        assert parts[0].startswith("E") and parts[-1].endswith("mL")
+        assert tuple(part.count("t") for part in parts) == chunk_layers(61, chunks, 1)
+        assert sum(part.count("t") for part in parts) == 61
