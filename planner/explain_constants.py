@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from distplan.costmodel import fitted
 from distplan.costmodel.casting import scaling_of
 from distplan.costmodel.runtime import Runtime
 from distplan.costmodel.workload import precision_names, precision_source
 from distplan.hardware.cluster import Cluster
+from distplan.hardware.documents import load_mapping
 from distplan.hardware.facts import Fact
 from distplan.hardware.links import link_of
 from distplan.hardware.rates import Rates, rates_for
@@ -20,12 +22,14 @@ Plain = dict[str, Any]
 
 
 def constants(job: Setting) -> list[Plain]:
-    """Rows of {name, value, status, points, source}; status measured | nominal | scaled | assumed | unverified."""
+    """Rows of {name, value, status, points, source}; status measured | nominal | fitted | stated |
+    scaled | assumed | unverified."""
     return [
         *_accelerator(job),
         *_rates(rates_for(job.cluster.accelerator), job),
         *_links(job.cluster),
-        *_runtime(job.runtime, job.cluster.accelerator.generation),
+        *_runtime(job.runtime),
+        *_fitted(job),
         *_recipe(job),
     ]
 
@@ -95,13 +99,9 @@ def _links(cluster: Cluster) -> Iterator[Plain]:
         yield _row(f"link.{tier.name}.{tier.technology}", value, link.status, link.source)
 
 
-def _runtime(runtime: Runtime, generation: str) -> Iterator[Plain]:
-    factor = runtime.factor(generation) if hasattr(runtime, "factor") else runtime.software_factor
+def _runtime(runtime: Runtime) -> Iterator[Plain]:
     values = {
-        "software_factor": f"{factor:.4g}",
         "overlap": ", ".join(name for name, hides in runtime.overlap.items() if hides) or "nothing",
-        "fragmentation": f"{runtime.fragmentation:.4g}",
-        "context_bytes": gib(runtime.context_bytes),
         "grad_bucket_bytes": gib(runtime.grad_bucket_bytes),
         "sp_saves": runtime.sp_saves,
         "merged_input_gradients": runtime.merged_input_gradients,
@@ -110,6 +110,38 @@ def _runtime(runtime: Runtime, generation: str) -> Iterator[Plain]:
         source = runtime.provenance.get(name, f"{runtime.name} {runtime.version}")
         status = "assumed" if source.startswith("assumed") else "stated"
         yield _row(f"overlap.{runtime.name}" if name == "overlap" else f"runtime.{name}", value, status, source)
+
+
+def _fitted(job: Setting) -> Iterator[Plain]:
+    """What is fitted to end-to-end runs, with the runs behind it; a runtime file of one's own may say otherwise."""
+    runtime, generation = job.runtime, job.cluster.accelerator.generation
+    raw = load_mapping(fitted.FILE).value
+    factors, other = raw["software_factor"], fitted.DEFAULT
+    ladder = ((runtime.name, generation), (other, generation), (runtime.name, other), (other, other))
+    entry = next(factors[name][of] for name, of in ladder if of in factors.get(name, {}))
+    yield _of_runs("runtime.software_factor", f"{runtime.factor(generation):.4g}", entry, runtime, "software_factor")
+    for name, value in (
+        ("fragmentation", f"{runtime.fragmentation:.4g}"),
+        ("context_bytes", gib(runtime.context_bytes)),
+    ):
+        entry = raw[name].get(runtime.name, raw[name][other])
+        yield _of_runs(f"runtime.{name}", value, entry, runtime, name)
+    for kind in runtime.overlap_efficiency:
+        if runtime.overlap.get(kind):
+            entry = raw["overlap_efficiency"].get(kind, {})
+            yield _of_runs(
+                f"overlap.{kind}", f"{runtime.overlap_efficiency[kind]:.3g} hidden", entry, runtime, "overlap"
+            )
+
+
+def _of_runs(name: str, value: str, entry: Mapping[str, Any], runtime: Runtime, field: str) -> Plain:
+    own = runtime.provenance.get(field)
+    runs = entry.get("runs")
+    if own and not runs:
+        return _row(name, value, "assumed" if own.startswith("assumed") else "stated", own)
+    note = entry.get("source") or entry.get("note") or "costmodel/fitted.yaml, written by benchmarks.fit"
+    sources = f", {entry['sources']} sources" if entry.get("sources") else ""
+    return _row(name, value, "fitted" if runs else "assumed", f"{note}{sources}", runs)
 
 
 def _recipe(job: Setting) -> Iterator[Plain]:

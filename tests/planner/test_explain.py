@@ -98,7 +98,7 @@ def test_an_all_reduce_ends_what_was_partial(found: Any) -> None:
 def test_every_constant_has_a_source_and_every_part_says_how(found: Any) -> None:
     for row in constants(setting_of(found.file)):
         assert row["source"], row["name"]
-        assert row["status"] in ("measured", "nominal", "scaled", "assumed", "unverified", "stated"), row
+        assert row["status"] in ("measured", "nominal", "scaled", "assumed", "unverified", "stated", "fitted"), row
     for what in ("memory", "time"):
         for part in explain(found, [what])[what]["parts"]:
             assert part["how"], part["part"]
