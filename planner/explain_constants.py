@@ -127,7 +127,7 @@ def _fitted(job: Setting) -> Iterator[Plain]:
         entry = raw[name].get(runtime.name, raw[name][other])
         yield _of_runs(f"runtime.{name}", value, entry, runtime, name)
     for kind in runtime.overlap_efficiency:
-        if runtime.overlap.get(kind):
+        if runtime.overlap.get(kind.replace("fsdp_", "dp_")):
             entry = raw["overlap_efficiency"].get(kind, {})
             yield _of_runs(
                 f"overlap.{kind}", f"{runtime.overlap_efficiency[kind]:.3g} hidden", entry, runtime, "overlap"

@@ -18,11 +18,11 @@ def cluster_executor(address: str) -> Iterator[Executor]:
     distplan. Raises DistplanError where the extra is missing, nobody answers, or there is no worker.
     """
     try:
-        from distributed import Client
+        import distributed
     except ImportError:
         raise DistplanError("--cluster needs Dask: pip install 'distplan[cluster]'") from None
     try:
-        client = Client(address, timeout=PATIENCE_SECONDS, set_as_default=False)
+        client: Any = cast(Any, distributed).Client(address, timeout=PATIENCE_SECONDS, set_as_default=False)
     except (OSError, ValueError, TypeError, TimeoutError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DistplanError(f"--cluster {address}: no scheduler answers: {first}") from None
