@@ -98,7 +98,7 @@ def _workload_words() -> Schema:
     dtypes = {"enum": list(DTYPE_BYTES)}
     names = ("compute", "parameters", "gradients", "moments", "matmul")
     about = notes()["precision"]
-    recipe = {name: dtypes | {"description": about[name]} for name in names}
+    recipe: Schema = {name: dtypes | {"description": about[name]} for name in names}
     recipe["master"] = {"enum": ["", *DTYPE_BYTES], "description": about["master"]}
     recipe |= {
         "scaling": {"enum": list(scaling_names())},
