@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from distplan.costmodel.balance_climb import climbed
 from distplan.costmodel.balance_cuts import dynamic, lightest
 from distplan.costmodel.balance_milp import TIME_LIMIT, solve
 from distplan.costmodel.balance_problem import Cut, Problem, Sizes, problem_of
@@ -18,6 +19,8 @@ from distplan.costmodel.runtime import Runtime
 from distplan.costmodel.strategy import Strategy
 from distplan.hardware.cluster import Cluster
 
+NEAR = 1.001
+"""of the bound: what is left is not worth a program"""
 METHODS = ("dynamic programming", "mixed-integer program")
 
 
@@ -103,19 +106,27 @@ def _cut(problem: Problem) -> list[Cut]:
 
 
 def _programmed(problem: Problem, each: bool, time_limit: float, bound: float) -> tuple[list[Cut], float]:
-    """The program's cut with its recomputation, and with the least that really fits."""
-    solved = solve(problem, recompute=each, time_limit=time_limit)
-    if solved is None:
-        return [], problem.default_heaviest / bound - 1.0
+    """What layer-by-layer moves find, the program's cut where it is better, and how far from the best they may be."""
     strategy = problem.strategy
-    if strategy.recompute == "none":
-        return _priced(problem, [(solved.sizes, ())]), solved.gap
-    if not each:
-        return _priced(problem, [(solved.sizes, tuple(
-            min(problem.default_again, n) for n in problem.stage_layers(solved.sizes)
-        ))]), solved.gap
-    least = _least(problem, solved.sizes)
-    return _priced(problem, [(solved.sizes, again) for again in (solved.again, least) if again is not None]), solved.gap
+    repeats = strategy.recompute != "none"
+    again = problem.default_again if repeats else 0
+    if each:
+        solved, proved = solve(problem, recompute=True, time_limit=time_limit)
+        if solved is None:
+            return [], problem.default_heaviest / max(bound, proved) - 1.0
+        least = _least(problem, solved.sizes)
+        cuts = _priced(problem, [(solved.sizes, numbers) for numbers in (solved.again, least) if numbers is not None])
+        return cuts, max(0.0, min(cut.heaviest for cut in cuts) / max(bound, proved) - 1.0)
+    sizes, heaviest = climbed(problem, again, problem.default)
+    found = [sizes]
+    if heaviest > bound * NEAR:
+        solved, proved = solve(problem, recompute=False, most=heaviest, time_limit=time_limit)
+        bound = max(bound, proved)
+        found += [solved.sizes] if solved is not None else []
+    cuts = _priced(problem, [
+        (each_, tuple(min(again, n) for n in problem.stage_layers(each_)) if repeats else ()) for each_ in found
+    ])
+    return cuts, max(0.0, min(cut.heaviest for cut in cuts) / bound - 1.0)
 
 
 def _least(problem: Problem, sizes: Sizes) -> tuple[int, ...] | None:

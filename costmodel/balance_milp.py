@@ -32,11 +32,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solved:
-    """`gap`: what `heaviest` may be above the best possible, relative; 0 = proved."""
-
     sizes: Sizes
     again: tuple[int, ...]
-    gap: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,9 +97,13 @@ class _Program:
         return row - before, constant - less
 
 
-def solve(problem: Problem, *, recompute: bool, time_limit: float = TIME_LIMIT) -> Solved | None:
-    """`recompute`: choose the layers that each stage recomputes, else those of the default split stay. None
-    where nothing was found in time."""
+def solve(
+    problem: Problem, *, recompute: bool, most: float | None = None, time_limit: float = TIME_LIMIT
+) -> tuple[Solved | None, float]:
+    """(the best cut, a bound in seconds that no heaviest stage is below). `recompute`: choose the layers that each
+    stage recomputes, else those of the default split stay. `most`: seconds that the heaviest stage may have (the
+    default's if None). No cut where none was found in time, or there is none.
+    """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array
 
@@ -115,7 +116,7 @@ def solve(problem: Problem, *, recompute: bool, time_limit: float = TIME_LIMIT) 
     integer[: program.heaviest] = 1.0
     upper[: program.ends] = 1.0 if program.width > 1 else float(len(problem.pattern))
     upper[program.any(0) : program.heaviest] = 1.0
-    upper[program.heaviest] = problem.default_heaviest * (1.0 + 1e-9)
+    upper[program.heaviest] = (problem.default_heaviest if most is None else most) * (1.0 + 1e-9)
     objective = np.zeros(program.columns)
     objective[program.heaviest] = 1.0
     objective[program.heaviest + 1 :] = ROWS
@@ -124,10 +125,13 @@ def solve(problem: Problem, *, recompute: bool, time_limit: float = TIME_LIMIT) 
         constraints=LinearConstraint(csr_array(np.array(program.rows)), np.array(program.low), np.array(program.high)),
         options={"time_limit": time_limit, "mip_rel_gap": 1e-6},
     )
+    bound = getattr(found, "mip_dual_bound", None)
+    # rows of chunks are in the objective, and no row's heaviest chunk is heavier than its stage
+    rows = 1.0 + ROWS * problem.strategy.vpp
+    seconds = 0.0 if bound is None or not np.isfinite(bound) else max(0.0, float(bound) / rows)
     if found.x is None:
-        return None
-    gap = 0.0 if found.mip_gap is None or found.status == 0 else float(found.mip_gap)
-    return Solved(sizes=_sizes(program, found.x), again=_again(program, found.x), gap=gap)
+        return None, seconds
+    return Solved(sizes=_sizes(program, found.x), again=_again(program, found.x)), seconds
 
 
 def _order(program: _Program) -> None:

@@ -102,6 +102,9 @@ class Problem:
         mtp = self.eng.model.mtp_layers
         return split_of(self.pattern, len(self.eng.segments), sizes, s.pp, s.vpp, mtp, self.v_shaped, again)
 
+    def stage_chunks(self, stage: int) -> tuple[int, ...]:
+        return chunks_of(stage, self.strategy.pp, self.strategy.vpp, self.v_shaped)
+
     def stage_layers(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """Layers of every stage, multi-token-prediction modules among them, as recomputation counts them."""
         s = self.strategy

@@ -9,6 +9,7 @@ import pytest
 from small import dense
 
 from distplan.costmodel.balance import METHODS, BalancedSplit, balance
+from distplan.costmodel.balance_climb import climbed
 from distplan.costmodel.balance_cuts import lightest
 from distplan.costmodel.balance_milp import solve
 from distplan.costmodel.balance_problem import Problem, problem_of
@@ -149,8 +150,9 @@ def test_several_chunks_of_one_kind_are_cut_exactly() -> None:
 )
 def test_the_program_finds_the_best_of_all_cuts(make: object, strategy: Strategy) -> None:
     asked = problem(make(8), strategy)  # type: ignore[operator]
-    solved = solve(asked, recompute=False, time_limit=20.0)
+    solved, bound = solve(asked, recompute=False, time_limit=20.0)
     assert solved is not None
+    assert bound <= best_of_all(asked, 0) * (1.0 + 1e-6)
     # rows of chunks have a thousandth of the weight of the heaviest stage
     assert heaviest(asked, solved.sizes, 0) == pytest.approx(best_of_all(asked, 0), rel=3e-3)
 
@@ -162,7 +164,7 @@ def test_the_program_chooses_recomputation_stage_by_stage_as_well_as_any(pp: int
     _, without = priced(heavy_head(), replace(s, recompute="none"), ANY, None, seq_len=16384)
     usable = float(without.device_bytes[0]) * share
     asked = problem(heavy_head(), s, ANY, usable, seq_len=16384)
-    solved = solve(asked, recompute=True, time_limit=20.0)
+    solved, _ = solve(asked, recompute=True, time_limit=20.0)
     assert solved is not None
     loads = [
         asked.load(asked.stage_content(solved.sizes, stage), again) for stage, again in enumerate(solved.again)
@@ -225,3 +227,15 @@ def test_where_the_runtime_cuts_the_layers_itself_there_is_nothing_to_choose() -
         assert (balance(heavy_head(8), work, CLUSTER, runtime, PP4, found) is not None) == chosen
     work, found = priced(heavy_head(), Strategy(dp_shard=8), MEGATRON, None)
     assert balance(heavy_head(), work, CLUSTER, MEGATRON, Strategy(dp_shard=8), found) is None
+
+
+def test_moves_of_single_layers_better_a_default_that_a_program_does_not_in_time() -> None:
+    strategy = Strategy(pp=4, vpp=2, dp_shard=2, schedule="interleaved")
+    for model in (dense_first(16), dense_first(23)):
+        asked = problem(model, strategy)
+        sizes, seconds = climbed(asked, 0, asked.default)
+        assert sum(sizes) == model.layers and len(sizes) == 8
+        assert seconds == heaviest(asked, sizes, 0)
+        assert asked.bound(recompute=False) <= seconds < asked.default_heaviest
+        made = balanced(model, strategy)
+        assert made.heaviest_seconds <= made.default_heaviest_seconds and made.gain > 0.0
