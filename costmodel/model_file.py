@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -14,12 +14,12 @@ from typing import Any
 
 from distplan.costmodel.architecture import Facts, build, read_fact, schema
 from distplan.costmodel.hf_config import load_json, looks_like_config, our_word, read_config
-from distplan.costmodel.model import Model
+from distplan.costmodel.model import Model, Vision
 from distplan.costmodel.workload import read_workload
 from distplan.hardware.documents import Document, load_mapping, no_other_keys, read_text, take
 from distplan.hardware.errors import DocumentError, did_you_mean
 
-_SECTIONS = ("kinds", "pattern", "workload", "placements", "source")
+_SECTIONS = ("kinds", "pattern", "workload", "vision", "placements", "source")
 _RUN = re.compile(r"([A-Za-z_][\w.-]*?)(?:\s*\*\s*([1-9][0-9]{0,4}))?")
 _PLACEMENT = re.compile(r"Shard\([a-z_][a-z0-9_]*\)|Replicate")
 MESH_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "edp", "ep", "etp")
@@ -156,7 +156,26 @@ def read_model(document: Document, name: str) -> Model:
             return document.error(problem, fact)
         return document.error(f"{fact}: {problem}")
 
-    return build(facts, [(kind, kinds[kind]) for kind in pattern], blame, _placements(document))
+    model = build(facts, [(kind, kinds[kind]) for kind in pattern], blame, _placements(document))
+    return replace(model, vision=_vision(document)) if _has(document, "vision") else model
+
+
+def _vision(document: Document) -> Vision:
+    """The section `vision:`, an image tower; DocumentError."""
+    section, words = document.section("vision"), schema("vision")
+    no_other_keys(section, words)
+    found = Vision(
+        **{
+            key: read_fact(section, key, word) if section.value.get(key) is not None or word.default is None
+            else word.default
+            for key, word in words.items()
+        }
+    )
+    if found.hidden % found.heads:
+        raise section.error(f"{found.heads} heads do not divide hidden = {found.hidden}", "heads")
+    if found.tokens > found.patches:
+        raise section.error(f"{found.patches} patches cannot become {found.tokens} tokens", "tokens")
+    return found
 
 
 def _layer_words(section: Document) -> dict[str, Any]:

@@ -148,10 +148,11 @@ def job_setting(model: str, options: Options, *, gpus: int) -> api.Setting:
 
 
 def _setting(model: str, options: Options, *, gpus: int, global_batch: int | None) -> api.Setting:
-    seq_len = options["seq_len"]
+    seq_len, images = options["seq_len"], options["images_per_sequence"]
     overrides = {
         "seq_len": None if seq_len is None else one_number("--seq-len", seq_len, most=MAX_TOKENS),
         "global_batch": global_batch,
+        "images_per_sequence": None if images is None else one_number("--images-per-sequence", images, least=0),
     } | {name: options[name] for name in ("precision", "optimizer", "attention", "loss")}
     return api.setting(
         model,
@@ -202,7 +203,7 @@ def _setting_of(file: PlanFile, options: Options) -> api.Setting:
         "precision",
         "optimizer",
     )
-    job_options += ("attention", "loss", "sp", *DIMENSIONS, *SOLVED)
+    job_options += ("attention", "loss", "images_per_sequence", "sp", *DIMENSIONS, *SOLVED)
     given = [name for name in job_options if options[name] is not None]
     if given:
         option = f"--{given[0].replace('_', '-')}"

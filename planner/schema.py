@@ -88,6 +88,8 @@ def _model() -> Schema:
             },
         },
         "workload": {"description": "what it is trained on"} | _mapping(_workload_words(), []),
+        "vision": {"description": "an image tower"}
+        | _mapping(_words("vision"), [name for name, word in words_of("vision").items() if word.default is None]),
         "source": {"description": "where the numbers are from", "type": "string"},
     }
     required = [name for name, word in words_of("model").items() if word.default is None]

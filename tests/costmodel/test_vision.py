@@ -284,3 +284,26 @@ def test_the_segments_of_the_text_are_untouched() -> None:
     with_images, without = (segments(small(), work(small(), images), True) for images in (1, 0))
     assert with_images[1:] == without[1:]
     assert replace(with_images[0], beside=()) == without[0]
+
+
+YAML = "layers: 4\nhidden: 512\nheads: 8\nffn: 2048\nvocab: 32000\nmax_seq_len: 4096\nvision: {%s}\n"
+
+
+def test_a_model_yaml_may_have_a_tower(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text(YAML % "hidden: 256, layers: 4, heads: 4, ffn: 1024, patches: 256, tokens: 64")
+    assert load_model(str(path)).model.vision == small().vision
+
+
+@pytest.mark.parametrize(
+    "tower, said",
+    [("hidden: 256, layers: 4, heads: 4, ffn: 1024, patches: 256", "tokens"),
+     ("hidden: 256, layers: 4, heads: 5, ffn: 1024, patches: 256, tokens: 64", "5 heads do not divide"),
+     ("hidden: 256, layers: 4, heads: 4, ffn: 1024, patches: 256, tokens: 512", "cannot become 512 tokens"),
+     ("hiden: 256", "hiden")],
+)  # fmt: skip
+def test_a_wrong_tower_in_a_model_yaml_is_said(tower: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text(YAML % tower)
+    with pytest.raises(DistplanError, match=said):
+        load_model(str(path))
