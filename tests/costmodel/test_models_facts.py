@@ -305,3 +305,19 @@ def test_experts_fold_over_data_context_and_tensor_ranks(tp: int, cp: int, pp: i
     model = replace(plain, kinds={name: replace(kind, mixer=mixer, ffn=replace(kind.ffn, experts=24 * ep))})
     job = workload(model, {"seq_len": 4608, "global_batch": 64}, gpus=1)
     assert least(tp, cp, pp, ep, etp, model, job) == pp * math.lcm(tp * cp, ep * etp)
+
+
+# ---------------------------------------------------------------- stages that count multi-token prediction
+
+
+@pytest.mark.parametrize("pp,legal", [(4, True), (8, True), (16, True), (5, False), (12, False)])
+def test_deepseek_v3s_61_layers_one_module_and_both_ends_are_64(pp: int, legal: bool) -> None:
+    # Megatron Core, custom pipeline layouts: 61 decoder layers and one MTP layer on PP16
+    model = load_model("deepseek-v3").model
+    job = workload(model, {"seq_len": 4096, "global_batch": 960}, gpus=pp)
+    context = Context(model=model, workload=job, runtime=MEGATRON, gpus=pp)
+    refused = [broken.code for broken in explain_row(Strategy(pp=pp, zero=0), context) if not broken.warning]
+    assert refused == ([] if legal else ["DP009"])
+    without = replace(context.model, mtp_layers=0, mtp_kind="")
+    plain = Context(model=without, workload=job, runtime=MEGATRON, gpus=pp)
+    assert "DP009" in [broken.code for broken in explain_row(Strategy(pp=pp, zero=0), plain)]
