@@ -218,9 +218,7 @@ def casts_of(program: SegmentProgram, precision: Precision) -> Casts:
     )
 
 
-def _sent(
-    reading: _Reading, products: set[str], precision: Precision, scaling: Scaling
-) -> dict[str, float]:
+def _sent(reading: _Reading, products: set[str], precision: Precision, scaling: Scaling) -> dict[str, float]:
     """Outputs of gathers on tp and exchanges on ep that nothing but narrow products reads."""
     sent: dict[str, float] = {}
     for node in reversed(reading.program.nodes):
@@ -272,9 +270,7 @@ def _cast(value: str, precision: Precision, scaling: Scaling) -> Cast:
     return Cast(value=value, bytes_per_element=moved, launches=scaling.launches)
 
 
-def _fused(
-    reading: _Reading, source: str, products: set[str], sent: Mapping[str, float], scaling: Scaling
-) -> bool:
+def _fused(reading: _Reading, source: str, products: set[str], sent: Mapping[str, float], scaling: Scaling) -> bool:
     """A norm whose output only narrow products read writes it cast."""
     maker = reading.makers.get(source)
     if not scaling.fuses_norm or maker is None or maker.kind != "norm":

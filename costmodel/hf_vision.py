@@ -33,7 +33,7 @@ def read_vision(config: Document, text_hidden: int) -> tuple[Vision | None, tupl
     if missing:
         names = ", ".join(words["names"][missing[0]])
         return None, (f"vision_config has none of {names}, so the image tower can only be left out",)
-    remarks = ()
+    remarks: tuple[str, ...] = ()
     if "image" not in stated and sizes["image"]:
         side = sizes["image"]
         remarks = (f"{words['unsized']}: {side} x {side} is assumed",)
@@ -56,10 +56,11 @@ def _number(place: Document, key: str, fraction: bool) -> float | int:
     """A positive number; of a height and a width the first."""
     raw = place.value[key]
     raw = raw[0] if isinstance(raw, list) and raw else raw
-    right = isinstance(raw, int | float) if fraction else isinstance(raw, int)
-    if not right or isinstance(raw, bool) or not 0 < raw <= _LARGEST:
-        raise place.error(f"expected a positive {'number' if fraction else 'whole number'}, not {raw!r}", key)
-    return raw
+    kinds = (int, float) if fraction else (int,)
+    if not isinstance(raw, kinds) or isinstance(raw, bool) or not 0 < raw <= _LARGEST:
+        words = "number" if fraction else "whole number"
+        raise place.error(f"expected a positive {words}, not {str(raw)[:40]!r}", key)
+    return float(raw) if fraction else int(raw)
 
 
 def _vision(section: Document, sizes: dict[str, Any], text_hidden: int) -> Vision:

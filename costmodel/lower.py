@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from distplan.costmodel.casting import NARROW, Casts, casts_of
 from distplan.costmodel.joined import Joined, joined_products
 from distplan.costmodel.layout import TP, Axes
-from distplan.costmodel.model import DTYPE_BYTES, Precision, Workload
+from distplan.costmodel.lower_terms import dtype_bytes, segment_sizes, terms_of, traffic, transients_of
+from distplan.costmodel.model import Precision, Workload
 from distplan.costmodel.program import COLLECTIVES, Node, SegmentProgram
 from distplan.costmodel.sizes import Size, SizeTable, layout_size, size_of
 
@@ -72,14 +73,6 @@ class Lowered:
     """the activation that one stage sends to the next"""
 
 
-def dtype_bytes(dtype: str, precision: Precision) -> float:
-    """Bytes per element of a Program's dtype under a recipe."""
-    name = {"compute": precision.compute, "parameter": precision.compute, "gradient": precision.gradients}.get(dtype)
-    if dtype == "int64":
-        return 8.0
-    return DTYPE_BYTES[name or dtype]
-
-
 def lower(programs: Sequence[SegmentProgram], workload: Workload) -> Lowered:
     """Lower the programs of all segments of one structure into one table."""
     table = SizeTable()
@@ -103,11 +96,6 @@ def lower(programs: Sequence[SegmentProgram], workload: Workload) -> Lowered:
         sizes=table, works=tuple(works), saved=tuple(saved), remade=tuple(remade), transients=tuple(transients),
         boundary=boundary,
     )
-
-
-def segment_sizes(program: SegmentProgram, workload: Workload) -> Mapping[str, float]:
-    """Sizes of a segment's dims; an image tower has a sequence of its own."""
-    return {"seq": float(workload.seq_len), "kv_seq": float(workload.seq_len)} | dict(program.segment.sizes)
 
 
 def _times(terms: tuple[tuple[int, float], ...], times: float) -> tuple[tuple[int, float], ...]:
@@ -134,9 +122,9 @@ def _lower_program(
         led = _led(_placed_behind(works[at], program, positions), joined, positions)
         works[at] = led if program.segment.times == 1.0 else replace(led, times=program.segment.times)
     return (
-        _terms(program.saved, program, sizes, table, precision, casts.kept),
-        _terms(program.remade, program, sizes, table, precision, casts.kept),
-        _transients(program, sizes, table, precision, casts.sent),
+        terms_of(program.saved, program, sizes, table, precision, casts.kept),
+        terms_of(program.remade, program, sizes, table, precision, casts.kept),
+        transients_of(program, sizes, table, precision, casts.sent),
     )
 
 
@@ -173,14 +161,14 @@ def _works(
         reduces = set(node.axes) & set(program.values[node.inputs[0]].layout.partial)
         given = node.outputs if node.kind == "ring_exchange" and reduces else node.inputs
         cast = {name: casts.sent[node.outputs[0]] for name in given} if node.outputs[0] in casts.sent else {}
-        terms = _terms(given, program, sizes, table, precision, cast)
+        terms = terms_of(given, program, sizes, table, precision, cast)
         return [Work(segment=segment, phase=phase, category=category, name=node.name, terms=terms, kind=node.kind,
                      axes=node.axes)]
     if node.kind == "einsum":
         a, b, out = set(node.operands[0]), set(node.operands[1]), set(node.result)
         made = [
             Work(segment=segment, phase=phase, category=2, name=f"{node.name}.cast", kind="cast",
-                 terms=_terms((cast.value,), program, sizes, table, precision, {cast.value: cast.bytes_per_element}),
+                 terms=terms_of((cast.value,), program, sizes, table, precision, {cast.value: cast.bytes_per_element}),
                  launches=cast.launches)
             for cast in casts.kernels.get((node.name, node.phase), ())
         ]
@@ -202,7 +190,7 @@ def _works(
         )]
     if node.kind in ("scan", "scan_grad"):
         return _scan(segment, phase, node, sizes, table, precision)
-    terms = _traffic(node, program, sizes, table, precision)
+    terms = traffic(node, program, sizes, table, precision)
     if not terms:
         return []
     return [Work(segment=segment, phase=phase, category=2, name=node.name, terms=terms, kind=node.kind)]
@@ -243,8 +231,6 @@ def _scan(
     return works
 
 
-
-
 def axis_class(axes: Axes) -> str:
     """The category that a collective's time is counted in: tp | ep | cp."""
     if set(axes) <= set(TP):
@@ -271,68 +257,3 @@ def _share(node: Node, program: SegmentProgram, workload: Workload) -> float:
     in_blocks = blocks and (not node.window or blocks <= node.window)
     causal = workload.causal and not program.segment.full
     return length if in_blocks or not causal else length * (2.0 - length)
-
-
-def _traffic(
-    node: Node, program: SegmentProgram, sizes: Mapping[str, float], table: SizeTable, precision: Precision
-) -> tuple[tuple[int, float], ...]:
-    """Bytes that a memory-bound kernel reads and writes. Lookups touch the rows that they need, no more."""
-    values = program.values
-    if node.fused:
-        moved = [v for v in (*node.inputs, *node.outputs) if values[v].dtype == "bool"]
-    elif node.kind == "embedding":
-        moved = [*node.outputs, *node.outputs]
-    elif node.kind == "embedding_grad":
-        moved = [node.inputs[1]] * 3
-    elif node.kind in ("pick", "cross_entropy"):
-        moved = list(node.outputs)
-    elif node.kind in ("bias_grad", "position_embedding_grad"):
-        moved = list(node.inputs)
-    else:
-        moved = [*node.inputs, *node.outputs]
-    return _terms(moved, program, sizes, table, precision, {}, chunked=False)
-
-
-def _terms(
-    names: Sequence[str], program: SegmentProgram, sizes: Mapping[str, float], table: SizeTable, precision: Precision,
-    cast: Mapping[str, float], chunked: bool = True,
-) -> tuple[tuple[int, float], ...]:
-    """(size, bytes per element) per distinct size, in order of first use; `cast`: bytes per element of values that
-    are not there in their own dtype."""
-    merged: dict[int, float] = {}
-    for name in names:
-        value = program.values[name]
-        number = table.number(layout_size(value.layout, sizes))
-        chunks = value.chunks if chunked else 1.0
-        element = cast[name] if name in cast else dtype_bytes(value.dtype, precision)
-        merged[number] = merged.get(number, 0.0) + element / chunks
-    return tuple(merged.items())
-
-
-def _transients(
-    program: SegmentProgram, sizes: Mapping[str, float], table: SizeTable, precision: Precision,
-    cast: Mapping[str, float],
-) -> tuple[tuple[tuple[int, float], ...], ...]:
-    """The largest sets of values that are neither saved nor weights and live at the same time.
-
-    A value lives from its node to its last reader; sets contained in another are dropped.
-    """
-    kept = set(program.saved) | set(program.remade) | {w.name for w in program.segment.weights}
-    kept |= set(program.gradients.values())
-    last: dict[str, int] = {}
-    for at, node in enumerate(program.nodes):
-        for name in (*node.inputs, *node.outputs):
-            last[name] = at
-    alive: set[str] = set()
-    sets: list[frozenset[str]] = []
-    for at, node in enumerate(program.nodes):
-        fresh = {v for v in node.outputs if v not in kept}
-        if node.in_place or node.kind in ("bias", "slice") or node.fused:
-            fresh = set() if node.inputs[0] in kept else {v for v in fresh if v != node.outputs[0]}
-        alive |= fresh
-        sets.append(frozenset(alive))
-        alive = {v for v in alive if last[v] > at}
-    widest = [s for s in dict.fromkeys(sets) if s and not any(s < other for other in sets)]
-    found = {_terms(sorted(s), program, sizes, table, precision, cast) for s in widest}
-    return tuple(sorted(found))
-

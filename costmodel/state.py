@@ -281,7 +281,6 @@ def state_costs(
     )
 
 
-
 def tied_gradients(
     used_elements: Floats, symbols: Mapping[str, Floats], cluster: Cluster, workload: Workload
 ) -> tuple[Floats, CollectiveCost]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from distplan.costmodel.casting import NARROW, casts_of, narrow_weights
-from distplan.costmodel.lower import dtype_bytes, segment_sizes
+from distplan.costmodel.lower_terms import dtype_bytes, segment_sizes
 from distplan.costmodel.model import DTYPE_BYTES, Precision
 from distplan.costmodel.program import SegmentProgram
 from distplan.costmodel.sizes import SizeTable, layout_size

@@ -46,7 +46,7 @@ def precision_source(name: str) -> str:
 
 def _recipe(name: str, fields: Mapping[str, Any]) -> Precision:
     moment = fields["moments"]
-    more = {key: tuple(fields[key]) for key in ("keeps", "sends") if key in fields}
+    more: dict[str, Any] = {key: tuple(fields[key]) for key in ("keeps", "sends") if key in fields}
     more |= {key: fields[key] for key in _CAST_FIELDS if key in fields and key not in _WORDS}
     return Precision(
         name=name,
