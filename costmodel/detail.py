@@ -34,7 +34,8 @@ class Communication:
     """One collective of the Program on one device of the critical stage, per step (arrays of rows).
 
     `payload_bytes` is what is given to the collective, `wire_bytes` what one GPU sends with the
-    algorithm chosen; both, and the seconds, are totals over `count` calls.
+    algorithm chosen; both, and the seconds, are totals over `count` calls. Seconds of what every micro-batch does are
+    stretched by the runtime's software factor, as the step is.
     """
 
     name: str
@@ -81,7 +82,8 @@ def communication(eng: Engine, rows: Strategies, gpus: Floats, costs: GroupCosts
 
 
 def _of_row(eng: Engine, ledger: _Ledger, row: int, strategy: Strategy, gpus: float, costs: GroupCosts) -> None:
-    cut = split(eng.pattern, len(eng.segments), strategy.pp, strategy.vpp, eng.model.mtp_layers, strategy.schedule == "zb_v")
+    v_shaped = strategy.schedule == "zb_v"
+    cut = split(eng.pattern, len(eng.segments), strategy.pp, strategy.vpp, eng.model.mtp_layers, v_shaped)
     critical = int(costs.critical[row])
     run = next(r for r in cut.stages if r.first <= critical < r.first + r.count)
     held = sum(layers_only(run.content))
@@ -91,12 +93,14 @@ def _of_row(eng: Engine, ledger: _Ledger, row: int, strategy: Strategy, gpus: fl
     sp = str(strategy.sp).lower()
     structure = eng.structure(sp, strategy.cp_kind, strategy.recompute)
     local = eng.local_costs(lower(eng.program(structure), eng.workload), columns, strategy.cp_kind)
-    _local(ledger, row, local, run, m, share)
+    _local(ledger, row, local, run, m, share, eng.runtime.factor(eng.cluster.accelerator.generation))
     _state(eng, ledger, row, strategy, columns, run, m, float(costs.time[TIME_PARTS.index("exposed dp"), row]))
     _boundary(eng, ledger, row, strategy, local, critical, m, gpus)
 
 
-def _local(ledger: _Ledger, row: int, local: LocalCosts, run: Run, m: float, share: float) -> None:
+def _local(
+    ledger: _Ledger, row: int, local: LocalCosts, run: Run, m: float, share: float, factor: float
+) -> None:
     for exchange in local.exchanges:
         work = exchange.work
         calls = run.content[work.segment] * m * (share if PHASES[work.phase] == "recompute" else 1.0)
@@ -105,7 +109,8 @@ def _local(ledger: _Ledger, row: int, local: LocalCosts, run: Run, m: float, sha
             name = work.name.split("@")[0]
             key = (name, join_axes(work.axes), work.kind, PHASES[work.phase])
             per_call = {f: float(getattr(exchange, f)[0]) for f in _FIELDS[1:]}
-            ledger.add(row, key, calls, per_call)
+            stretched = {f: factor * per_call[f] for f in ("seconds", "exposed_seconds")}
+            ledger.add(row, key, calls, per_call | stretched)
 
 
 def _state(
@@ -116,7 +121,8 @@ def _state(
     lowered = lower_state(programs, strategy.zero, eng.workload, eng.runtime.state)
     symbols, strides = eng.symbols(columns, False)
     costs = state_costs(lowered, symbols, strides, eng.cluster)
-    _tied(eng, ledger, row, symbols, costs)
+    exposed = max(0.0, exposed - _tied(eng, ledger, row, symbols, costs))
+    factor = eng.runtime.factor(eng.cluster.accelerator.generation)
     content = weight_content(run.content, strategy.pp)
     calls = []
     for cost in costs.movements:
@@ -127,16 +133,17 @@ def _state(
         if not times:
             continue
         seconds = float(cost.seconds[0])
+        stretched = seconds * (factor if times >= m else 1.0)
         key = (f"{movement.role}s", join_axes(movement.axes), movement.kind, phase)
         joined = in_root_unit(movement, eng.runtime.state, run.content)
         ledger.add(row, key, times, {
             "payload_bytes": float(cost.payload_bytes[0]), "wire_bytes": float(cost.wire_bytes[0]),
-            "seconds": seconds, "exposed_seconds": exposed * seconds / total if total else 0.0,
+            "seconds": stretched, "exposed_seconds": exposed * seconds / total if total else 0.0,
         }, 0.0 if joined else float(movement.calls))
 
 
-def _tied(eng: Engine, ledger: _Ledger, row: int, symbols: Mapping[str, Floats], costs: StateCosts) -> None:
-    """The tied embedding's gradients, once a step."""
+def _tied(eng: Engine, ledger: _Ledger, row: int, symbols: Mapping[str, Floats], costs: StateCosts) -> float:
+    """The tied embedding's gradients, once a step: the seconds, which nothing hides."""
     payload, cost = tied_gradients(costs.used_elements[-1], symbols, eng.cluster, eng.workload)
     seconds = float(cost.seconds[0])
     if seconds:
@@ -144,6 +151,7 @@ def _tied(eng: Engine, ledger: _Ledger, row: int, symbols: Mapping[str, Floats],
             "payload_bytes": float(payload[0]), "wire_bytes": float(cost.wire_bytes[0]), "seconds": seconds,
             "exposed_seconds": seconds,
         })
+    return seconds
 
 
 def _occasions(eng: Engine, movement: Movement, strategy: Strategy, m: float) -> tuple[str, float]:
@@ -169,7 +177,8 @@ def _boundary(
     if strategy.pp == 1:
         return
     payload = local.boundary_bytes
-    neighbour = group_span([(np.array([float(strategy.pp)]), np.array([gpus / strategy.pp]))], eng.cluster, np.array([gpus]))
+    ranks = [(np.array([float(strategy.pp)]), np.array([gpus / strategy.pp]))]
+    neighbour = group_span(ranks, eng.cluster, np.array([gpus]))
     cost = price("send_recv", payload, neighbour, eng.cluster)
     hidden = eng.runtime.overlap["pp_interleaved" if strategy.vpp > 1 else "pp"]
     seconds = float(cost.seconds[0])

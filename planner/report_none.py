@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from distplan.planner.terminal import clean
-from distplan.planner.wording import gib, percent, strategy_label, words
+from distplan.planner.wording import count, gib, percent, strategy_label, words
 
 Plain = dict[str, Any]
 
@@ -34,9 +34,9 @@ def sentences(shown: Plain) -> Iterator[str]:
 
 def _nothing_legal(why: Plain, *, bounded_out: bool) -> Iterator[str]:
     if bounded_out:
-        yield f"No factorisation of {why['gpus']:,} GPUs lies within the bounds given."
+        yield f"No factorisation of {count(why['gpus'], 'GPU')} lies within the bounds given."
     else:
-        yield f"No strategy is legal on {why['gpus']:,} GPUs."
+        yield f"No strategy is legal on {count(why['gpus'], 'GPU')}."
     near = [f"{why[side]:,}" for side in ("below", "above") if why[side] is not None]
     yield f"Nearest counts with a legal strategy: {' and '.join(near)}." if near else "No count near it has one."
 
@@ -44,7 +44,7 @@ def _nothing_legal(why: Plain, *, bounded_out: bool) -> Iterator[str]:
 def _nothing_fits(why: Plain, shown: Plain) -> Iterator[str]:
     nearest = why["nearest"]
     gpus = " or ".join(f"{n:,}" for n in shown["gpus"][:8])
-    yield f"Nothing fits on {gpus} GPUs."
+    yield f"Nothing fits on {gpus} {'GPU' if gpus == '1' else 'GPUs'}."
     yield f"Nearest to fitting: {strategy_label(nearest['strategy'])}"
     total, usable = gib(nearest["device_bytes"]), gib(nearest["usable_bytes"])
     yield f"stage {why['stage']} lacks {gib(why['bytes_over'])} at {why['phase']}: {total} of {usable} usable"
@@ -55,4 +55,4 @@ def _nothing_fits(why: Plain, shown: Plain) -> Iterator[str]:
         yield f"no count up to {why['searched_up_to']:,} GPUs fits at the same global batch"
     else:
         label = strategy_label(why["smallest"]["strategy"])
-        yield f"smallest count that fits, at the same global batch: {why['smallest_gpus']:,} GPUs ({label})"
+        yield f"smallest count that fits, at the same global batch: {count(why['smallest_gpus'], 'GPU')} ({label})"

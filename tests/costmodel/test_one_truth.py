@@ -47,7 +47,10 @@ def fresh() -> None:
 
 @pytest.mark.parametrize(
     "model,gpus,runtime,count",
-    [("llama-3.1-405b", 1024, "megatron", 2000), ("gemma-2-27b", 256, "torchtitan", 300), ("gpt3-175b", 768, "any", 300)],
+    [
+        ("llama-3.1-405b", 1024, "megatron", 2000), ("gemma-2-27b", 256, "torchtitan", 300),
+        ("gpt3-175b", 768, "any", 300),
+    ],
 )
 def test_a_row_alone_in_a_batch_and_in_odd_chunks_has_the_same_bits(
     model: str, gpus: int, runtime: str, count: int
@@ -73,3 +76,24 @@ def test_stages_that_all_differ_are_priced_however_many() -> None:
     strategy = Strategies.of([Strategy(pp=48)])
     priced = estimate(found.model, work, load_cluster("dgx-h100"), load_runtime("deepspeed"), strategy, detail=True)
     assert sum(part[0] for part in priced.memory.values()) == priced.device_bytes[0]
+
+
+@pytest.mark.parametrize(
+    "runtime,system,strategy",
+    [
+        ("any", "ws-4090", Strategy(dp_replicate=2, dp_shard=8, pp=2, vpp=4, zero=3, schedule="interleaved")),
+        ("torchtitan", "dgx-h100", Strategy(tp=2, dp_shard=8, pp=2, zero=2, micro_batch=2, sp=True)),
+        ("deepspeed", "dgx-a100", Strategy(dp_shard=32, zero=3, micro_batch=2)),
+        ("megatron", "dgx-h100", Strategy(tp=8, cp=2, cp_kind="all_gather", dp_shard=2, sp=True)),
+    ],
+)
+def test_the_table_of_collectives_exposes_what_the_step_does(runtime: str, system: str, strategy: Strategy) -> None:
+    """Tied embedding and software factor included: a user compares the two."""
+    found = load_model("gemma-2-9b")
+    work = workload(found.model, found.workload, gpus=strategy.gpus, overrides={"global_batch": 512})
+    where = load_cluster(system), load_runtime(runtime)
+    priced = estimate(found.model, work, *where, strategy, usable_bytes=1e15, detail=True)
+    of_step = sum(float(seconds[0]) for part, seconds in priced.time.items() if part.startswith("exposed"))
+    moved = [row for row in priced.communication if row.kind != "send_recv"]
+    assert sum(float(row.exposed_seconds[0]) for row in moved) == pytest.approx(of_step, rel=1e-9)
+    assert all(row.exposed_seconds[0] <= row.seconds[0] * (1.0 + 1e-9) for row in moved)

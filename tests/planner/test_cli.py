@@ -157,7 +157,7 @@ def test_nothing_fits_is_3_with_the_binding_reason(folder: Path, capsys: pytest.
     Path("strategy.yaml").write_text("mine")
     assert run(["search", "llama-3.1-70b", "--gpus", "1", "--global-batch", "8", "--seq-len", "2048"]) == 3
     out = capsys.readouterr().out
-    assert "Nothing fits on 1 GPUs" in out
+    assert "Nothing fits on 1 GPU.\n" in out
     assert "stage 0 lacks" in out
     assert "smallest count that fits" in out
     assert Path("strategy.yaml").read_text() == "mine"
