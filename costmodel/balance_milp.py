@@ -24,6 +24,8 @@ from distplan.costmodel.stages import Content, chunks_of
 
 TIME_LIMIT = 1.0
 """seconds; the gap that is left then is said"""
+FEASIBILITY = 2e-6
+"""seconds by which HiGHS may break a row: its mip_feasibility_tolerance of 1e-6, on either side"""
 ROWS = 1e-3
 """weight of the rows of chunks: below what tells two heaviest stages apart"""
 
@@ -128,7 +130,7 @@ def solve(
     bound = getattr(found, "mip_dual_bound", None)
     # rows of chunks are in the objective, and no row's heaviest chunk is heavier than its stage
     rows = 1.0 + ROWS * problem.strategy.vpp
-    seconds = 0.0 if bound is None or not np.isfinite(bound) else max(0.0, float(bound) / rows)
+    seconds = 0.0 if bound is None or not np.isfinite(bound) else max(0.0, float(bound) / rows - FEASIBILITY)
     if found.x is None:
         return None, seconds
     return Solved(sizes=_sizes(program, found.x), again=_again(program, found.x)), seconds
