@@ -266,10 +266,10 @@ class Backward:
         logits, top, total, _, labels = node.inputs
         kept = tuple(self.keep(v) for v in (logits, top, total, labels))
         source = tape.values[logits]
-        output = tape.define(f"{node.name}.grad.0", source.layout, "fp32", source.chunks)
+        output = tape.define(f"{node.name}.grad.0", source.layout, source.dtype, source.chunks)
         tape.emit(
             Node(kind="cross_entropy_grad", name=f"{node.name}.grad", phase="backward", inputs=kept, outputs=(output,),
                  operands=(node.operands[0],), result=node.operands[0], letters=node.letters,
-                 in_place=node.function != "fp32_logits")
+                 in_place=node.function in ("vocab_parallel", "fused"))
         )
         self.contribute(logits, output)

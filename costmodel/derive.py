@@ -67,12 +67,15 @@ def _recompute(
     if not chosen:
         return tuple(saved), (), ()
     makers = {output: node for node in forward for output in node.outputs}
+    held = _held(forward) if "operators" in chosen else ()
     leaves = {value for node in forward for value in node.inputs if node.tag != "core_attention"}
 
     def remakes(value: str) -> bool:
         maker = makers.get(value)
-        if maker is None:
+        if maker is None or value in held:
             return False
+        if "operators" in chosen:
+            return True
         if maker.kind in COLLECTIVES:
             return remakes(maker.inputs[0]) or whole
         if maker.tag == "core_attention" and not whole:
@@ -85,7 +88,7 @@ def _recompute(
         return maker is not None and maker.kind in ("all_gather", "ring_exchange")
 
     remade = [value for value in saved if remakes(value)]
-    kept = dict.fromkeys(value for value in saved if not remakes(value))
+    kept = dict.fromkeys((*(value for value in saved if not remakes(value)), *held))
     if not remade:
         return tuple(saved), (), ()
     needed = set(remade)
@@ -101,3 +104,11 @@ def _recompute(
             elif tape.root[source] not in tape.weights and source not in kept:
                 kept[source] = None
     return tuple(kept), tuple(remade), tuple(reversed(copies))
+
+
+def _held(forward: list[Node]) -> tuple[str, ...]:
+    """What torchtitan's per-operator policy keeps: outputs of attention, of reduce-scatters, and of the first, third,
+    fifth … product that is no grouped one (torchtitan/distributed/activation_checkpoint.py, _apply_op_sac)."""
+    products = [node for node in forward if node.kind == "einsum" and "experts" not in node.letters]
+    found = [node for node in forward if node.kind in ("attention", "reduce_scatter")] + products[::2]
+    return tuple(output for node in found for output in node.outputs)

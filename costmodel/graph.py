@@ -219,11 +219,17 @@ def _read_from(op: Operator, source: str) -> Operator:
     return replace(op, inputs=tuple(source if name == "x" else name for name in op.inputs))
 
 
+LOGITS_FP32 = "logits_fp32"
+LOG_SOFTMAX = ("log_softmax", "gathered")
+
+
 def head_segment(model: Model, workload: Workload) -> Segment:
     """Final norm, output projection and loss.
 
     The fused loss makes its logits in max(1, vocab / hidden) chunks, so that a chunk takes about the
-    memory of the hidden states (Liger-Kernel, arXiv 2410.10989, section 3.2).
+    memory of the hidden states (Liger-Kernel, arXiv 2410.10989, section 3.2). torch's own cross entropy makes
+    the log-softmax a tensor beside the fp32 logits, and a gradient of each (log_softmax of a log-softmax is the
+    same); compiled, logits are widened in registers and no fp32 copy exists (torch.compile of the loss).
     """
     b = Builder("head", {"hidden": float(model.hidden), "vocab": float(model.vocab)}, workload.lora_rank)
     last = model.kinds[model.pattern[-1]]
@@ -237,8 +243,12 @@ def head_segment(model: Model, workload: Workload) -> Segment:
     logits = b.add("einsum", "output", {x: HIDDEN, w: dims}, LOGITS, chunks=chunks)
     if model.head_bias:
         logits = b.bias("output", logits, LOGITS, ("vocab",))
-    whole: Dims = ("vocab",) if workload.loss == "fp32_logits" else ()
-    logits32 = b.add("cast", "logits_fp32", {logits: LOGITS}, LOGITS, dtype="fp32", chunks=chunks, whole=whole)
+    whole: Dims = ("vocab",) if workload.loss in ("fp32_logits", "gathered") else ()
+    logits32 = logits
+    if workload.loss != "compiled":
+        logits32 = b.add("cast", LOGITS_FP32, {logits: LOGITS}, LOGITS, dtype="fp32", chunks=chunks, whole=whole)
+    if workload.loss in LOG_SOFTMAX:
+        logits32 = b.add("cast", "log_softmax", {logits32: LOGITS}, LOGITS, dtype="fp32", whole=whole)
     top = b.add("reduce", "loss.max", {logits32: LOGITS}, TOKENS, function="max", dtype="fp32", whole=whole)
     target = b.add("pick", "loss.target", {logits32: LOGITS, "labels": TOKENS}, TOKENS, dtype="fp32", whole=whole)
     total = b.add(

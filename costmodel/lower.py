@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from distplan.costmodel.casting import NARROW, Casts, casts_of
 from distplan.costmodel.joined import Joined, joined_products
 from distplan.costmodel.layout import TP, Axes
-from distplan.costmodel.lower_terms import dtype_bytes, segment_sizes, terms_of, traffic, transients_of
+from distplan.costmodel.lower_terms import dtype_bytes, held_outputs, segment_sizes, terms_of, traffic, transients_of
 from distplan.costmodel.model import Precision, Workload
 from distplan.costmodel.program import COLLECTIVES, Node, SegmentProgram
 from distplan.costmodel.sizes import Size, SizeTable, layout_size, size_of
@@ -122,7 +122,7 @@ def _lower_program(
         led = _led(_placed_behind(works[at], program, positions), joined, positions)
         works[at] = led if program.segment.times == 1.0 else replace(led, times=program.segment.times)
     return (
-        terms_of(program.saved, program, sizes, table, precision, casts.kept),
+        terms_of((*program.saved, *held_outputs(program, workload)), program, sizes, table, precision, casts.kept),
         terms_of(program.remade, program, sizes, table, precision, casts.kept),
         transients_of(program, sizes, table, precision, casts.sent),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from distplan.costmodel.graph import LOG_SOFTMAX, LOGITS_FP32
 from distplan.costmodel.model import DTYPE_BYTES, Precision, Workload
 from distplan.costmodel.program import Node, SegmentProgram
 from distplan.costmodel.sizes import SizeTable, layout_size
@@ -84,3 +85,12 @@ def transients_of(
     widest = [s for s in dict.fromkeys(sets) if s and not any(s < other for other in sets)]
     found = {terms_of(sorted(s), program, sizes, table, precision, cast) for s in widest}
     return tuple(sorted(found))
+
+
+def held_outputs(program: SegmentProgram, workload: Workload) -> tuple[str, ...]:
+    """Values that backward does not read and that stay all the same: the model's output, which the training loop
+    holds, and its fp32 copy where metrics are taken of it."""
+    if program.segment.name != "head" or workload.loss not in LOG_SOFTMAX:
+        return ()
+    widened = next(node for node in program.nodes if node.name == f"head.{LOGITS_FP32}")
+    return (*widened.inputs, *widened.outputs) if workload.loss == "gathered" else widened.inputs

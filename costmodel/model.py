@@ -220,7 +220,9 @@ class Workload:
     attention: str = "flash"
     """flash | unfused"""
     loss: str = "vocab_parallel"
-    """vocab_parallel | fp32_logits | fused (chunked: the logits never exist whole)"""
+    """vocab_parallel | fp32_logits | log_softmax (torch's, logits kept) | gathered (the same on logits gathered over
+    tp, whose fp32 copy is kept too, for metrics) | compiled (in one kernel) | fused (chunked: the logits never exist
+    whole)"""
     causal: bool = True
     clip_grad: bool = True
     offload_optimizer: bool = False

@@ -50,8 +50,9 @@ uneven_stages: what a user may choose by hand for each stage beside the default 
 zero_with_pp: ZeRO stages above 1 with pipeline stages. hsdp: dp_replicate > 1 with ZeRO stages.
 """
 
+LOSSES = ("vocab_parallel", "fp32_logits", "log_softmax", "gathered", "compiled", "fused")
 _OVERLAP = ("dp_grad", "dp_param", "tp", "tp_backward", "cp", "pp", "pp_interleaved", "ep")
-_SELECTIVE = ("norm", "mlp_act")
+_SELECTIVE = ("norm", "mlp_act", "operators")
 _TIMING = ("micro_batch", "last_micro_batch")
 
 
@@ -73,6 +74,12 @@ class StateRules:
     """gradient | compute: the dtype of that reduction"""
     tp_gradient_times: int
     """1, or as often as the optimizer reads the gradient (DTensor's for-loop AdamW without FSDP: 3)"""
+    kept_gradients: bool = False
+    """gradients in the compute dtype stay when they have been added to those of a wider dtype"""
+    step_copies: float = 4.0
+    """bytes per trained element that the update makes of gradients of two bytes"""
+    buckets_from: int = 2
+    """the ZeRO stage from which gradients are reduced through a buffer of grad_bucket_bytes"""
     whole_gradients: str
     """a gradient that is whole where its weight is sharded on tp is kept sliced | as_produced (DTensor without FSDP)"""
 
@@ -113,7 +120,8 @@ class Runtime:
     overlap: Mapping[str, bool]
     """collective class (dp_grad, dp_param, tp, tp_backward, cp, pp, pp_interleaved, ep) -> hidden where it can be"""
     selective: tuple[str, ...]
-    """what selective recomputation repeats under flash attention: norm, mlp_act (unfused: core attention)"""
+    """what selective recomputation repeats under flash attention: norm, mlp_act (unfused: core attention), or operators:
+    everything but attention, what is scattered, and every other product of a weight"""
     fused_glu: bool
     """the gated activation is one kernel, which keeps gate and up (unfused: their activation too)"""
     fused_norm: bool
@@ -207,7 +215,7 @@ def _read(doc: Document) -> Runtime:
         fused_norm=take(doc, "fused_norm", bool),
         fused_rope=take(doc, "fused_rope", bool),
         attention_kernel=take(doc, "attention_kernel", str, choices=("flash1", "flash2", "flash3")),
-        loss=take(doc, "loss", str, choices=("vocab_parallel", "fp32_logits", "fused")),
+        loss=take(doc, "loss", str, choices=LOSSES),
         early_stop=take(doc, "early_stop", bool),
         expert_dispatch=take(doc, "expert_dispatch", str, default="each", choices=("each", "once_per_domain")),
         expert_overlap=take(doc, "expert_overlap", str, default="operators", choices=("operators", "micro_batches")),
@@ -235,6 +243,9 @@ def _state(doc: Document) -> StateRules:
         tp_gradient_dtype=take(doc, "tp_gradient_dtype", str, choices=("gradient", "compute")),
         tp_gradient_times=take(doc, "tp_gradient_times", int, minimum=1),
         whole_gradients=take(doc, "whole_gradients", str, choices=("sliced", "as_produced")),
+        kept_gradients=take(doc, "kept_gradients", bool, default=False),
+        step_copies=take(doc, "step_copies", float, default=4.0, minimum=0.0, maximum=16.0),
+        buckets_from=take(doc, "buckets_from", int, default=2, minimum=0, maximum=3),
     )
 
 

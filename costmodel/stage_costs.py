@@ -124,7 +124,7 @@ def state_bytes(
     """Elements are [segment, row]; the last segment is the tied copy of the embedding.
 
     ZeRO 1 stores the optimizer state sharded, 2 the gradients too, 3 the parameters too (Rajbhandari et
-    al. 2020, section 5). A step with gradients of two bytes makes an fp32 copy of its own shard of them.
+    al. 2020, section 5). A step with gradients of two bytes copies its own shard of them, to fp32 at least.
     Frozen weights are in the compute dtype. Weights of narrow products have their cast copies beside them,
     or instead.
     """
@@ -151,11 +151,12 @@ def state_bytes(
         cast_used, cast_stored = run_sum(content, elements["cast_used"]), run_sum(content, elements["cast_stored"])
         parameters = parameters + np.where(sharded, cast_stored * cast.sharded, cast_used * cast.whole)
         traffic = traffic + cast_used * cast.traffic
-    copies = 4.0 if recipe.master and gradient < 4.0 else 0.0
+    copies = runtime.state.step_copies if recipe.master and gradient < 4.0 else 0.0
+    kept = DTYPE_BYTES[recipe.compute] if runtime.state.kept_gradients and recipe.gradients != recipe.compute else 0.0
     return StateBytes(
-        parameters=parameters, gradients=np.where(zero >= 2.0, trained, produced) * gradient,
+        parameters=parameters, gradients=np.where(zero >= 2.0, trained, produced) * (gradient + kept),
         optimizer=states * (1.0 - on_host), gathered=gathered_bytes(content, elements, zero, workload, runtime),
-        buckets=np.where(zero >= 2.0, bucket, 0.0), step_temporary=trained * copies, host=states * on_host,
+        buckets=np.where(zero >= float(runtime.state.buckets_from), bucket, 0.0), step_temporary=trained * copies, host=states * on_host,
         optimizer_traffic=traffic, gradient_elements=trained,
     )
 

@@ -65,7 +65,7 @@ WORKLOAD: Mapping[str, Row] = {
     "images_per_sequence": Row(takes="N", help="Images in a sequence; 0 leaves the image tower out."),
     "optimizer": Row(takes="NAME", help="adamw, adamw8bit or sgd."),
     "attention": Row(takes="KIND", help="flash or unfused."),
-    "loss": Row(takes="KIND", help="vocab_parallel, fp32_logits or fused."),
+    "loss": Row(takes="KIND", help="vocab_parallel, fp32_logits, log_softmax, gathered, compiled or fused."),
 }
 
 MACHINE: Mapping[str, Row] = {
