@@ -223,6 +223,7 @@ def _words(strategy: Strategy, context: Context) -> _Words:
     ]
     expert_ranks = s.dp * s.cp * s.tp
     only = [f"{name} {'|'.join(context.runtime.legal[name])}" for name in DEGREES if name in context.runtime.legal]
+    experts = " and ".join(f"{width:g}" for width in facts["expert_ffn"])
     schedule_rule = {
         "1f1b": "at least one for each stage", "zb_h1": "at least one for each stage",
         "zb_v": "at least one for each stage", "f_then_b": "a multiple of the stages"
@@ -234,4 +235,5 @@ def _words(strategy: Strategy, context: Context) -> _Words:
         expert_dp=expert_ranks / (s.ep * s.etp), hidden_per_rank=facts["hidden"] / s.tp,
         missing_option=", ".join(missing), legal_degrees=", ".join(only),
         micro_batch_rule=schedule_rule.get(s.schedule, ""),
+        experts_too=f" (experts' {experts} by etp {s.etp})" if experts else "",
     )  # fmt: skip

@@ -84,7 +84,7 @@ def write_plan(path: str | os.PathLike[str], plan: Plan, *, hardware: Any = None
 
 
 def is_plan(document: Document) -> bool:
-    return "strategy" in document.value and "format_version" in document.value
+    return isinstance(document.value.get("strategy"), dict)
 
 
 def read_plan(document: Document) -> PlanFile:

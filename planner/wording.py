@@ -30,7 +30,9 @@ def percent(share: float, *, signed: bool = False) -> str:
 
 
 def seconds(value: float) -> str:
-    """Always seconds, so that a column can be compared; four significant digits or milliseconds."""
+    """Always seconds, so that a column can be compared; to the millisecond, or three digits of what is less."""
+    if 0.0 < abs(value) < 0.1:
+        return f"{value:.3g} s"
     return f"{value:.3f} s" if abs(value) < 100.0 else f"{value:,.1f} s"
 
 

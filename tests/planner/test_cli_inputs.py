@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from distplan.costmodel.strategy import STRUCTURE, Strategy
 from distplan.hardware.errors import DistplanError
 from distplan.hardware.units import parse_bytes
+from distplan.planner.cli import run
 from distplan.planner.cli_options import ALIASES, DIMENSIONS, canonical
 from distplan.planner.inputs import dimension, gpu_counts, one_number, quantity, whole_numbers, words
 from distplan.planner.strategy_from import strategy_from
@@ -121,3 +124,21 @@ def test_degrees_that_do_not_fit_together_are_refused(
 ) -> None:
     with pytest.raises(DistplanError, match=says):
         strategy_from(given, gpus=gpus)
+
+
+def test_a_strategy_file_is_told_from_a_model_and_from_one_that_lost_a_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = tmp_path / "plan.yaml"
+    assert run(["search", "llama-3.2-1b", "--gpus", "1", "--tp", "1", "-q", "-o", str(plan)]) == 0
+    capsys.readouterr()
+    assert run(["search", str(plan), "--gpus", "8"]) == 2
+    assert "distplan estimate" in capsys.readouterr().err
+    plan.write_text("\n".join(line for line in plan.read_text().splitlines() if not line.startswith("format_version")))
+    assert run(["estimate", str(plan)]) == 2
+    assert "format_version" in capsys.readouterr().err
+
+
+def test_a_rule_about_widths_names_experts_only_where_there_are_some(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["estimate", "llama-3.1-8b", "--gpus", "3", "--tp", "3"]) == 3
+    assert "experts" not in capsys.readouterr().err
