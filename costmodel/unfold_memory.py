@@ -63,7 +63,10 @@ def _weights(case: Case) -> Iterator[Held]:
             dtype, size = _parameter(recipe, zero >= sharded_from, weight.name in narrow)
             rows = [("parameters", weight.name, path.stored if zero >= sharded_from else path.used, dtype)]
             if trained:
-                rows.append(("gradients", weight.name, path.stored if zero >= 2 else made.whole(), recipe.gradients))
+                layout = path.stored if zero >= 2 else made.whole()
+                rows.append(("gradients", weight.name, layout, recipe.gradients))
+                if rules.kept_gradients and recipe.gradients != recipe.compute:
+                    rows.append(("gradients", f"{weight.name} as backward left it", layout, recipe.compute))
                 if not case.eng.workload.offload_optimizer:
                     rows += [("optimizer", f"{weight.name} {name}", path.stored, dtype) for name, dtype in states]
             for part, name, layout, dtype in rows:
