@@ -83,18 +83,25 @@ def search(
     workload: Mapping[str, Any] | None = None,
     bounds: Bounds | None = None,
     limits: Limits | None = None,
+    global_batches: Sequence[int] = (),
     objective: str = "step-time",
     top: int = 5,
+    allow_tight: bool = False,
+    sensitivity: bool = False,
 ) -> Plan:
     """The best strategies of a model (a name, a file or a Model) on so many GPUs.
 
     search("llama-3.1-70b", gpus=64, workload={"seq_len": 4096}, bounds={"tp": [4, 8]})
-    workload: fields to override. bounds: a strategy's field, or dp, -> its allowed values.
+    workload: fields to override. bounds: a strategy's field, or dp, -> its allowed values. global_batches: several to
+    compare, in place of the workload's. allow_tight, sensitivity: as the options of that name.
     Nothing that fits is an answer (plan.best is None, plan.why_nothing). Raises DistplanError.
     """
     most = gpus if isinstance(gpus, int) else max(gpus)
     job = setting(model, gpus=most, hardware=hardware, runtime=runtime, overrides=workload, limits=limits)
-    return search_setting(job, gpus, bounds=bounds, objective=objective, top=top)
+    return search_setting(
+        job, gpus, bounds=bounds, global_batches=global_batches, objective=objective, top=top,
+        allow_tight=allow_tight, sensitivity=sensitivity,
+    )  # fmt: skip
 
 
 def search_setting(
@@ -165,4 +172,5 @@ def estimate_setting(job: Setting, strategy: Strategy) -> Plan:
         memory_limit_bytes=job.limits.memory_limit_bytes,
         price_per_gpu_hour=job.limits.price_per_gpu_hour,
     )
-    return replace(plan, notes=(*job.notes, *plan.notes))
+    # what is priced alone is shown whether or not it fits; its file does not admit more than one that was searched
+    return replace(plan, allow_tight=False, notes=(*job.notes, *plan.notes))

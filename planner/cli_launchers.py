@@ -100,7 +100,8 @@ def _price(name: str, found: Imported, options: Options) -> int:
     try:
         plan = api.estimate_setting(job, found.strategy)
     except RuleError as error:
-        say(f"distplan: {job.runtime.name} cannot run this strategy: {clean(error)}")
+        hint = "" if options["runtime"] else "; --runtime NAME prices it by another framework's rules"
+        say(f"distplan: {job.runtime.name} cannot run this strategy: {clean(error)}{hint}")
         return NOTHING
     if plan.best is None:
         raise DistplanError(f"{name}: cannot be priced")

@@ -185,7 +185,11 @@ def _runner_up(runner: Choice, plan: Plan) -> Plain:
     shown = choice(runner, plan)
     assert plan.best is not None
     best = time_parts(plan.best)
-    gaps = {name: shown["time"].get(name, 0.0) - best.get(name, 0.0) for name in shown["time"] | best}
+    # for as many tokens as the best's step has and, where GPU time is what counts, on as many GPUs
+    scale = plan.best.global_batch / runner.global_batch
+    if plan.objective == "cost":
+        scale *= runner.gpus / plan.best.gpus
+    gaps = {name: shown["time"].get(name, 0.0) * scale - best.get(name, 0.0) for name in shown["time"] | best}
     part = max(sorted(gaps), key=lambda name: rounded(gaps[name]))
     return shown | {"slower_mostly": {"part": part, "seconds": gaps[part]}}
 

@@ -19,6 +19,7 @@ CP_COMM = {"ring": "p2p", "all_gather": "all_gather", "ulysses": "a2a"}
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 MODULES = {"norm": "layernorm", "mlp_act": "mlp"}
 DATA_OUTSIDE = ("dp_replicate", "dp_shard", "pp", "cp", "tp")
+_YOURS = "data, tokenizer, learning rate, checkpoints, rotary base and norm epsilon are yours to add"
 _OPTIMIZERS = {"adamw": "adam", "adamw8bit": "adam", "sgd": "sgd"}
 _PRECISIONS = ("bf16", "bf16-grads", "fp16", "fp32")
 _MOMENTS: Mapping[str, Any] = {
@@ -87,11 +88,7 @@ def megatron(job: Job) -> Exported:
         order = (*order, "Megatron-FSDP needs CUDA_DEVICE_MAX_CONNECTIONS unset, or above 1")
     elif job.strategy.tp > 1 or job.strategy.cp > 1:
         order = (*order, "before Blackwell, tp or cp > 1 needs CUDA_DEVICE_MAX_CONNECTIONS=1 in the environment")
-    return Exported(
-        text="\n".join(lines) + "\n",
-        unsaid=(*starts, *unsaid),
-        remarks=(*order, *remarks, "data, tokenizer, learning rate and checkpoints are yours to add"),
-    )
+    return Exported(text="\n".join(lines) + "\n", unsaid=(*starts, *unsaid), remarks=(*order, *remarks, _YOURS))
 
 
 def megatron_bridge(job: Job) -> Exported:

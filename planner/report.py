@@ -227,20 +227,25 @@ def _runners_up(shown: Plain) -> Iterator[RenderableType]:
         return
     several = len(shown["gpus"]) > 1
     batches = len(shown["global_batches"]) > 1
+    cost = shown["objective"] == "cost"
     yield heading("On the front as well" if shown["objective"] == "pareto" else "Runners-up")
     rows = []
     for rank, runner in enumerate(runners, start=2):
         extra = [f"{runner['gpus']} GPUs"] if several else []
         extra += [f"batch {runner['global_batch']}"] if batches else []
         label = " ".join([*extra, strategy_label(runner["strategy"])])
-        gap = runner["step_seconds"] / shown["best"]["step_seconds"] - 1.0
+        gap = runner["relative"] - 1.0 if cost else _per_sequence(runner) / _per_sequence(shown["best"]) - 1.0
         cause = runner["slower_mostly"]
         why = f"{words(cause['part'])} {signed_seconds(cause['seconds'])}" if cause["seconds"] > 0.0 else ""
         slower = ("tie " if runner["tie"] else "") + percent(gap, signed=True)
         rows.append((str(rank), label, seconds(runner["step_seconds"]), slower, gib(runner["device_bytes"]), why))
-    yield table(("#", "strategy", "step", "slower", "memory", "mostly"), rows, left=(1, 5))
+    yield table(("#", "strategy", "step", "dearer" if cost else "slower", "memory", "mostly"), rows, left=(1, 5))
     if any(runner["tie"] for runner in runners):
         yield line("tie: within the error band of the first; their order is not known")
+
+
+def _per_sequence(chosen: Plain) -> float:
+    return float(chosen["step_seconds"] / chosen["global_batch"])
 
 
 def _counts(counts: Plain) -> Iterator[RenderableType]:

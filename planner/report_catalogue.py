@@ -14,6 +14,7 @@ from distplan.planner.terminal import clean
 from distplan.planner.wording import gib, large, words
 
 Plain = Mapping[str, Any]
+_UNSAID = (0, 0.0, False, "", "none")
 
 
 def systems_table(rows: Sequence[Plain]) -> list[RenderableType]:
@@ -104,8 +105,8 @@ def _model(found: Plain) -> Iterator[RenderableType]:
     yield line(f"layers             {found['layers']}")
     architecture = found["architecture"]
     for key, value in architecture.items():
-        if key not in ("name", "kinds") and value not in (0, 0.0, False, "", {}):
-            yield line(f"{words(key):<18} {value}")
+        if key not in ("name", "kinds") and value not in (None, 0, 0.0, False, "", {}):
+            yield line(f"{words(key):<18} {_said(value)}")
     for key, value in found["workload"].items():
         yield line(f"workload.{key} {value}")
     yield line(f"read as            {found['kind']}")
@@ -116,12 +117,16 @@ def _model(found: Plain) -> Iterator[RenderableType]:
         yield line(f"note: {note}")
 
 
+def _said(value: Any) -> str:
+    return "yes" if value is True else str(value)
+
+
 def _kinds(found: Plain) -> Iterator[RenderableType]:
     for name, kind in found["architecture"]["kinds"].items():
         yield heading(f"{found['layers_of_kind'][name]} layers of kind {name}")
         for part in ("mixer", "ffn"):
             if kind[part] is not None:
-                stated = {key: value for key, value in kind[part].items() if value not in (0, 0.0, False, "none")}
+                stated = {key: _said(value) for key, value in kind[part].items() if value not in _UNSAID}
                 yield line(f"{part}: " + ", ".join(f"{key} {value}" for key, value in stated.items()))
         yield line(f"norm: {kind['norm']} ({kind['norm_position']})")
 

@@ -74,6 +74,21 @@ def test_a_runner_up_says_why_and_a_tie_says_so(invented_plan: Plan) -> None:
     assert "order is not known" in text
 
 
+def test_runners_up_of_other_sizes_are_compared_for_as_many_tokens(invented_plan: Plan) -> None:
+    best, (first, *_) = invented_plan.best, invented_plan.runners_up
+    assert best is not None
+    half = replace(
+        first, strategy=best.strategy, estimate=best.estimate, global_batch=256,
+        step_seconds=best.step_seconds * 0.6, relative=1.2, tie=False,
+    )  # fmt: skip
+    text = drawn(document(replace(invented_plan, global_batches=(256, 512), runners_up=(half,))))
+    assert "+20.0 %" in text and "-40" not in text
+    double = replace(half, gpus=128, global_batch=512, step_seconds=best.step_seconds * 0.55, relative=1.1)
+    text = drawn(document(replace(invented_plan, objective="cost", gpus=(64, 128), runners_up=(double,))))
+    assert "dearer" in text and "slower" not in text.split("Runners-up")[1]
+    assert "+10.0 %" in text and "-45" not in text
+
+
 def test_escapes_in_names_do_not_reach_the_terminal(invented_plan: Plan) -> None:
     hostile = replace(invented_plan, model=replace(invented_plan.model, name="x\x1b]0;gone\x07[red]"))
     text = drawn(document(hostile))

@@ -14,6 +14,7 @@ from distplan.costmodel.runtime import load_runtime
 from distplan.costmodel.strategy import Strategies, Strategy
 from distplan.hardware.cluster import load_cluster
 from distplan.hardware.errors import DistplanError
+from distplan.planner import api
 from distplan.planner.neighbours import smallest_that
 from distplan.planner.plan import Choice, NothingFits, NothingLegal, Plan
 from distplan.planner.pricing import Job, cost_all
@@ -331,3 +332,11 @@ def test_interrupt_after_the_search_keeps_the_plan_and_leaves_the_extras_out() -
     assert found.interrupted and found.sensitivity == ()
     assert found.best is not None and whole.best is not None
     assert found.best.strategy == whole.best.strategy and found.counts == whole.counts
+
+
+def test_the_api_compares_batches_and_a_price_alone_admits_no_tight_plan() -> None:
+    options = {"gpus": 8, "bounds": {"tp": [2], "pp": [1], "cp": [1]}, "workload": {"seq_len": 4096}}
+    found = api.search("llama-3.1-8b", global_batches=(64, 128), **options)
+    assert found.global_batches == (64, 128) and found.best is not None
+    alone = api.estimate("llama-3.1-8b", found.best.strategy, workload={"seq_len": 4096, "global_batch": 128})
+    assert alone.allow_tight is False
