@@ -143,7 +143,11 @@ def rate(row: Row) -> Answer:
 
 
 def _against(
-    row: Row, kind: str, found: Sequence[tuple[Run, float, bool]], truth: float, tolerance: float,
+    row: Row,
+    kind: str,
+    found: Sequence[tuple[Run, float, bool]],
+    truth: float,
+    tolerance: float,
     show: Callable[[float], str],
 ) -> Answer:
     """Within the tolerance at every extreme: holds. All on one side of it: fails. Else the facts decide."""

@@ -143,7 +143,9 @@ def _run(row: Row, facts: Mapping[str, Any], extremes: Mapping[str, Any]) -> Run
     if precision not in framework["recipe"]:
         raise CannotAnswer(f"{framework['runtime']} has no recipe for {precision} in acceptance_words.yaml")
     overrides = {
-        "seq_len": filled["seq_len"], "global_batch": batch, "precision": framework["recipe"][precision],
+        "seq_len": filled["seq_len"],
+        "global_batch": batch,
+        "precision": framework["recipe"][precision],
         "attention": gpu.get("attention", "flash"),
     }
     job = setting(
@@ -163,11 +165,21 @@ def _strategy(row: Row, facts: Mapping[str, Any], framework: Mapping[str, Any], 
     vpp = int(facts.get("vpp", 1)) if pp > 1 else 1
     recompute = facts["recompute"]
     return Strategy(
-        tp=tp, pp=pp, cp=cp, dp_shard=shard, dp_replicate=max(1, dp // shard), vpp=vpp,
-        ep=int(facts.get("ep", 1)), etp=int(facts.get("etp", 1)), zero=zero if dp * cp > 1 else 0,
-        sp=tp > 1 and bool(facts.get("sp", framework["sp"])), micro_batch=int(facts["micro_batch"]),
-        cp_kind=framework["cp_kind"] if cp > 1 else "none", schedule="interleaved" if vpp > 1 else "1f1b",
-        recompute=recompute, recompute_layers=model.layers if recompute == "full" else 0,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        dp_shard=shard,
+        dp_replicate=max(1, dp // shard),
+        vpp=vpp,
+        ep=int(facts.get("ep", 1)),
+        etp=int(facts.get("etp", 1)),
+        zero=zero if dp * cp > 1 else 0,
+        sp=tp > 1 and bool(facts.get("sp", framework["sp"])),
+        micro_batch=int(facts["micro_batch"]),
+        cp_kind=framework["cp_kind"] if cp > 1 else "none",
+        schedule="interleaved" if vpp > 1 else "1f1b",
+        recompute=recompute,
+        recompute_layers=model.layers if recompute == "full" else 0,
     )
 
 

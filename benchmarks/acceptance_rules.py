@@ -18,9 +18,35 @@ from distplan.planner.constraints import Context, explain_row
 from distplan.planner.plan import Violation
 
 _WHEN = {
-    "layers", "vp_layers", "vp", "account_embedding_and_loss", "config", "gbs", "mbs", "dp", "microbatches", "schedule",
-    "local_batch", "zero", "moe", "sp", "experts", "gpus", "distopt_instances", "cpu_offloading", "kv_heads", "vocab",
-    "pad_multiple", "per_rank_multiple", "hidden", "heads", "seq", "cp_kind", "recompute", "ffn", *DEGREES,
+    "layers",
+    "vp_layers",
+    "vp",
+    "account_embedding_and_loss",
+    "config",
+    "gbs",
+    "mbs",
+    "dp",
+    "microbatches",
+    "schedule",
+    "local_batch",
+    "zero",
+    "moe",
+    "sp",
+    "experts",
+    "gpus",
+    "distopt_instances",
+    "cpu_offloading",
+    "kv_heads",
+    "vocab",
+    "pad_multiple",
+    "per_rank_multiple",
+    "hidden",
+    "heads",
+    "seq",
+    "cp_kind",
+    "recompute",
+    "ffn",
+    *DEGREES,
 }
 _SCHEDULES = {"1f1b": "1f1b", "gpipe": "f_then_b", "interleaved": "interleaved", "interleaved1f1b": "interleaved"}
 _EXPERTS, _LAYERS, _HEADS = 64, 48, 64
@@ -78,8 +104,12 @@ def _model(when: dict[str, Any]) -> Model:
     mixer = Attention(heads=heads, kv_heads=kv_heads, head_dim=head_dim, v_head_dim=head_dim)
     layers = int(when.get("layers", _LAYERS))
     return Model(
-        name="row", hidden=hidden, vocab=int(when.get("vocab", 32768)), tied_embedding=False,
-        kinds={"layer": LayerKind(name="layer", mixer=mixer, ffn=ffn)}, pattern=("layer",) * layers,
+        name="row",
+        hidden=hidden,
+        vocab=int(when.get("vocab", 32768)),
+        tied_embedding=False,
+        kinds={"layer": LayerKind(name="layer", mixer=mixer, ffn=ffn)},
+        pattern=("layer",) * layers,
         vocab_pad_multiple=int(when.get("pad_multiple", when.get("per_rank_multiple", 128))),
     )
 
@@ -98,9 +128,15 @@ def _strategy(when: dict[str, Any], model: Model) -> Strategy:
     schedule = _SCHEDULES.get(str(when.get("schedule", "")).lower(), "interleaved" if vpp > 1 else "1f1b")
     experts = any(isinstance(kind.ffn, Moe) for kind in model.kinds.values())
     return replace(
-        Strategy(**degrees), vpp=vpp, dp_replicate=instances, dp_shard=_shards(when, tp * pp * cp, instances),
-        schedule=schedule, zero=int(when.get("zero", 0)), sp=bool(when.get("sp", experts)) and tp > 1,
-        cp_kind=str(when.get("cp_kind", "ulysses")) if cp > 1 else "none", recompute=str(when.get("recompute", "none")),
+        Strategy(**degrees),
+        vpp=vpp,
+        dp_replicate=instances,
+        dp_shard=_shards(when, tp * pp * cp, instances),
+        schedule=schedule,
+        zero=int(when.get("zero", 0)),
+        sp=bool(when.get("sp", experts)) and tp > 1,
+        cp_kind=str(when.get("cp_kind", "ulysses")) if cp > 1 else "none",
+        recompute=str(when.get("recompute", "none")),
     )
 
 
@@ -119,7 +155,10 @@ def _context(row: Row, when: dict[str, Any], model: Model, s: Strategy) -> Conte
     fields = {"seq_len": int(when.get("seq", 4096)), "global_batch": int(when.get("gbs", share * s.dp))}
     job = workload(model, {**fields, "precision": precision("bf16")}, gpus=s.gpus)
     return Context(
-        model=model, workload=job, runtime=runtime, gpus=int(when.get("gpus", s.gpus)),
+        model=model,
+        workload=job,
+        runtime=runtime,
+        gpus=int(when.get("gpus", s.gpus)),
         offload_activations=bool(when.get("cpu_offloading", False)),
     )
 
@@ -132,7 +171,9 @@ def least_gpus(row: Row) -> Answer:
     block = when.get("tp", 1) * when.get("cp", 1) * when.get("pp", 1)
     count = next((n for n in range(block, 65537, block) if _legal(row, when, model, n)), None)
     return Answer(
-        id=row["id"], kind="min_gpus", verdict="holds" if count == row["min_gpus"] else "fails",
+        id=row["id"],
+        kind="min_gpus",
+        verdict="holds" if count == row["min_gpus"] else "fails",
         said=f"{count} GPUs" if count else "no count is legal",
     )
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,9 @@ FEWEST = 6
 ASSUMED_FRAGMENTATION, ASSUMED_CONTEXT = 0.05, 1.3 * 2.0**30
 """where too few runs say: 5 % of what comes and goes; 0.92 GiB of context and kernels (torch 2.1) and 392 MiB of NCCL
 (aiconfigurator, 4 to 8 GPUs)"""
+FRAGMENTATIONS = np.linspace(0.0, 0.3, 31)
+LEAST_CONTEXT, MOST_CONTEXT = 0.5 * 2.0**30, 10.0 * 2.0**30
+"""what a driver alone takes; and with a dozen communicators of a large job and what libraries hold for themselves"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,32 +27,50 @@ class MemoryFit:
     fragmentation: dict[str, Any]
     context_bytes: dict[str, Any]
     predictions: tuple[Prediction, ...]
+    """with these constants"""
     runs: int
 
 
 def fit_memory(due: Sequence[Row]) -> MemoryFit:
-    """Medians of what is measured beyond what is modelled as allocated: over what comes and goes in a step
-    (reserved rows), and in bytes (device rows), each kept within what an allocator and a driver can take."""
+    """Of every runtime with enough runs the fragmentation (share of what comes and goes in a step) and the context
+    (bytes) that leave the least mean error: of reserved and device readings together; context of the latter alone."""
     found = with_memory(predict(due).predictions)
-    fragmentation, context = defaultdict(list), defaultdict(list)
-    for p in found:
-        beyond = p.case.memory - p.bytes["allocated"]
-        moving = (p.bytes["reserved"] - p.bytes["allocated"]) / p.case.runtime.fragmentation
-        if p.case.reading == "reserved" and moving > 0.0:
-            fragmentation[p.case.runtime.name].append(beyond / moving)
-        if p.case.reading == "device":
-            context[p.case.runtime.name].append(p.case.memory - p.bytes["reserved"])
-    return MemoryFit(
-        fragmentation=_entries(fragmentation, ASSUMED_FRAGMENTATION, 0.0, 0.3),
-        context_bytes=_entries(context, ASSUMED_CONTEXT, 0.5 * 2.0**30, 4.0 * 2.0**30),
-        predictions=tuple(found), runs=len(found),
-    )
+    fragmentation: dict[str, Any] = {DEFAULT: {"value": ASSUMED_FRAGMENTATION, "runs": 0}}
+    context: dict[str, Any] = {DEFAULT: {"value": ASSUMED_CONTEXT, "runs": 0}}
+    for runtime in sorted({p.case.runtime.name for p in found}):
+        mine = [p for p in found if p.case.runtime.name == runtime and p.case.reading in ("reserved", "device")]
+        if len(mine) < FEWEST:
+            continue
+        share, size = _least_error(mine)
+        fragmentation[runtime] = {"value": round(share, 3), "runs": len(mine)}
+        devices = sum(p.case.reading == "device" for p in mine)
+        if devices >= FEWEST:
+            context[runtime] = {"value": float(f"{size:.4g}"), "runs": devices}
+    fitted = tuple(_with(p, fragmentation, context) for p in found)
+    return MemoryFit(fragmentation=fragmentation, context_bytes=context, predictions=fitted, runs=len(found))
 
 
-def _entries(values: dict[str, list[float]], assumed: float, least: float, most: float) -> dict[str, Any]:
-    """Medians where enough runs say; the assumption stands where a median outside the bounds says that more is off."""
-    entries: dict[str, Any] = {DEFAULT: {"value": assumed, "runs": 0}}
-    for runtime, found in sorted(values.items()):
-        if len(found) >= FEWEST and least <= float(np.median(found)) <= most:
-            entries[runtime] = {"value": float(f"{np.median(found):.4g}"), "runs": len(found)}
-    return entries
+def _least_error(found: Sequence[Prediction]) -> tuple[float, float]:
+    """(fragmentation, context) of the least mean absolute log error; the context is a median within its bounds."""
+    allocated = np.array([p.bytes["allocated"] for p in found])
+    moving = np.array([(p.bytes["reserved"] - p.bytes["allocated"]) / p.case.runtime.fragmentation for p in found])
+    measured = np.array([p.case.memory for p in found])
+    device = np.array([p.case.reading == "device" for p in found])
+    best = (float("inf"), ASSUMED_FRAGMENTATION, ASSUMED_CONTEXT)
+    for share in FRAGMENTATIONS:
+        reserved = allocated + share * moving
+        rest = float(np.median((measured - reserved)[device])) if device.any() else ASSUMED_CONTEXT
+        size = min(max(rest, LEAST_CONTEXT), MOST_CONTEXT)
+        error = float(np.mean(np.abs(np.log((reserved + size * device) / measured))))
+        best = min(best, (error, float(share), size))
+    return best[1], best[2]
+
+
+def _with(p: Prediction, fragmentation: dict[str, Any], context: dict[str, Any]) -> Prediction:
+    """The prediction with the fitted constants of its runtime."""
+    name = p.case.runtime.name
+    share = fragmentation.get(name, fragmentation[DEFAULT])["value"]
+    moving = (p.bytes["reserved"] - p.bytes["allocated"]) / p.case.runtime.fragmentation
+    reserved = p.bytes["allocated"] + share * moving
+    device = reserved + context.get(name, context[DEFAULT])["value"]
+    return replace(p, bytes={"allocated": p.bytes["allocated"], "reserved": reserved, "device": device})

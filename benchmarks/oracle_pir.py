@@ -94,8 +94,13 @@ class Block:
     """the gradients that a variable has got so far"""
 
     def apply(
-        self, op: str, inputs: Sequence[Var], shapes: Sequence[Shape], attributes: Mapping[str, Any],
-        role: str = "forward", like: Sequence[Var] = (),
+        self,
+        op: str,
+        inputs: Sequence[Var],
+        shapes: Sequence[Shape],
+        attributes: Mapping[str, Any],
+        role: str = "forward",
+        like: Sequence[Var] = (),
     ) -> list[Var]:
         """Run the rule. `like`: the variables whose gradients the outputs are; where a gradient is sharded
         otherwise than its variable, it is resharded to it."""
@@ -151,8 +156,13 @@ class Block:
         return parts[0] if parts else None
 
     def op(
-        self, name: str, inputs: Sequence[Var], shape: Shape, attributes: Mapping[str, Any] | None = None,
-        kept: Sequence[int] = (), out: bool = False,
+        self,
+        name: str,
+        inputs: Sequence[Var],
+        shape: Shape,
+        attributes: Mapping[str, Any] | None = None,
+        kept: Sequence[int] = (),
+        out: bool = False,
     ) -> Var:
         """A forward operator with one output whose gradient operator reads inputs `kept`, the output, and dy."""
         said = attributes or {}

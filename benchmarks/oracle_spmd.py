@@ -81,8 +81,10 @@ def answer(case: Mapping[str, Any]) -> Inference:
 
 def _equal(ours: Answer, stated: Any, kinds: bool) -> bool:
     if isinstance(stated, list):
-        return isinstance(ours, tuple) and len(ours) == len(stated) and all(
-            _equal(a, b, kinds) for a, b in zip(ours, stated, strict=True)
+        return (
+            isinstance(ours, tuple)
+            and len(ours) == len(stated)
+            and all(_equal(a, b, kinds) for a, b in zip(ours, stated, strict=True))
         )
     real = attr(stated["dims_mapping"], {int(a): k for a, k in stated["partial"].items()})
     if not isinstance(ours, DistAttr) or ours.dims_mapping != real.dims_mapping:

@@ -62,15 +62,26 @@ def model_of(case: Mapping[str, Any]) -> Model:
     mixer = Attention(heads=case["heads"], kv_heads=case["kv_heads"], head_dim=head_dim, v_head_dim=head_dim)
     kind = LayerKind(name="layer", mixer=mixer, ffn=Mlp(ffn=case["ffn"], gated=True))
     return Model(
-        name=case["model"], hidden=case["hidden"], vocab=case["vocab"], kinds={"layer": kind},
-        pattern=("layer",) * case["layers"], tied_embedding=False, positions="none", vocab_pad_multiple=1,
+        name=case["model"],
+        hidden=case["hidden"],
+        vocab=case["vocab"],
+        kinds={"layer": kind},
+        pattern=("layer",) * case["layers"],
+        tied_embedding=False,
+        positions="none",
+        vocab_pad_multiple=1,
     )
 
 
 def workload_of(case: Mapping[str, Any]) -> Workload:
     compute, kept = RECIPES[case["precision"]]
     recipe = Precision(
-        name=case["precision"], compute=compute, parameters=kept, gradients=kept, master="", moments=(kept, kept),
+        name=case["precision"],
+        compute=compute,
+        parameters=kept,
+        gradients=kept,
+        master="",
+        moments=(kept, kept),
         matmul=compute,
     )
     loss = "vocab_parallel" if case["loss_parallel"] else "fp32_logits"
@@ -115,8 +126,9 @@ def account(case: Mapping[str, Any], runtime: Runtime | None = None) -> Account:
     programs = eng.program(eng.structure(_sp(case), "none", case["ac"]))
     lowered_layers = lower(programs, eng.workload)
     flops, communication = _local(eng, case, programs, lowered_layers, symbols, counts)
-    lowered = lower_state(eng.program(eng.structure(_sp(case), "all_gather", "none")), zero_of(case), eng.workload,
-                          eng.runtime.state)
+    lowered = lower_state(
+        eng.program(eng.structure(_sp(case), "all_gather", "none")), zero_of(case), eng.workload, eng.runtime.state
+    )
     table = lowered.sizes.evaluate(symbols)
     for key, values in _state(eng, case, lowered.movements, table, symbols, counts):
         communication[key] = tuple(a + b for a, b in zip(communication[key], values, strict=True))  # type: ignore[assignment]
@@ -126,8 +138,11 @@ def account(case: Mapping[str, Any], runtime: Runtime | None = None) -> Account:
     }
     held = state_bytes((*counts, 0), elements, np.array([float(zero_of(case))]), eng.workload, eng.runtime)
     return Account(
-        flops=flops, communication=dict(communication), parameters=float(held.parameters[0]),
-        gradients=float(held.gradients[0]), optimizer=float(held.optimizer[0]),
+        flops=flops,
+        communication=dict(communication),
+        parameters=float(held.parameters[0]),
+        gradients=float(held.gradients[0]),
+        optimizer=float(held.optimizer[0]),
         activations=_activations(lowered_layers, symbols, counts),
     )
 
@@ -137,8 +152,12 @@ def _sp(case: Mapping[str, Any]) -> str:
 
 
 def _local(
-    eng: Engine, case: Mapping[str, Any], programs: Sequence[SegmentProgram], lowered: Lowered,
-    symbols: Mapping[str, Floats], counts: Sequence[int],
+    eng: Engine,
+    case: Mapping[str, Any],
+    programs: Sequence[SegmentProgram],
+    lowered: Lowered,
+    symbols: Mapping[str, Floats],
+    counts: Sequence[int],
 ) -> tuple[dict[tuple[str, str], float], defaultdict[Key, tuple[float, float, float]]]:
     """What every segment's nodes execute and send; torch counts recomputation as backward."""
     table = lowered.sizes.evaluate(symbols)
@@ -185,7 +204,11 @@ def _plus(
 
 
 def _state(
-    eng: Engine, case: Mapping[str, Any], movements: Sequence[Movement], table: Floats, symbols: Mapping[str, Floats],
+    eng: Engine,
+    case: Mapping[str, Any],
+    movements: Sequence[Movement],
+    table: Floats,
+    symbols: Mapping[str, Floats],
     counts: Sequence[int],
 ) -> Iterator[tuple[Key, tuple[float, float, float]]]:
     """Collectives of weights and gradients. Embedding and head are one unit where the runtime says so."""
@@ -239,8 +262,11 @@ def stored_account(case: Mapping[str, Any]) -> Account:
         key = (line["phase"], KINDS[line["op"]], line["axis"], DTYPES[line["dtype"]])
         communication[key] = (line["count"], line["bytes_in"], line["bytes_out"])
     return Account(
-        flops=dict(flops), communication=communication, parameters=result["local_param_bytes"],
-        gradients=result["local_grad_bytes"], optimizer=result["local_optim_bytes"],
+        flops=dict(flops),
+        communication=communication,
+        parameters=result["local_param_bytes"],
+        gradients=result["local_grad_bytes"],
+        optimizer=result["local_optim_bytes"],
         activations=result["mem"]["end_of_forward"]["Activation"],
     )
 
@@ -256,8 +282,8 @@ def differences(case: Mapping[str, Any]) -> dict[str, str]:
         a, b = getattr(ours, name), getattr(real, name)
         found[f"{name}, bytes"] = "" if a == b else f"{a:.0f}, not {b}"
     error = ours.activations / real.activations - 1.0
-    found["activations within 2 %"] = "" if abs(error) <= ACTIVATIONS_WITHIN else (
-        f"{ours.activations:.0f}, not {real.activations} ({error:+.1%})"
+    found["activations within 2 %"] = (
+        "" if abs(error) <= ACTIVATIONS_WITHIN else (f"{ours.activations:.0f}, not {real.activations} ({error:+.1%})")
     )
     return found
 

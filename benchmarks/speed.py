@@ -39,9 +39,7 @@ def main() -> None:
 def report_case(runtime: str) -> None:
     """One line for the 405B case in one runtime, timed from outside."""
     start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, __file__, "--one", runtime], check=True, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, __file__, "--one", runtime], check=True, capture_output=True, text=True)
     wall = time.perf_counter() - start
     case = json.loads(done.stdout)
     print(

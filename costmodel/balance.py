@@ -55,8 +55,15 @@ class BalancedSplit:
 
 
 def balance(
-    model: Model, workload: Workload, cluster: Cluster, runtime: Runtime, strategy: Strategy, estimate: Estimate,
-    *, simulated_seconds: float | None = None, time_limit: float = TIME_LIMIT,
+    model: Model,
+    workload: Workload,
+    cluster: Cluster,
+    runtime: Runtime,
+    strategy: Strategy,
+    estimate: Estimate,
+    *,
+    simulated_seconds: float | None = None,
+    time_limit: float = TIME_LIMIT,
 ) -> BalancedSplit | None:
     """The best cut of one strategy, of which `estimate` (columns of length 1) is the default's price, and
     `simulated_seconds` its step where that is known.
@@ -84,11 +91,18 @@ def balance(
     admitted = [cut for cut in cuts if cut.device_bytes <= problem.limit]
     best = min([default, *admitted], key=lambda cut: (cut.seconds, cut.heaviest, cut.device_bytes))
     return BalancedSplit(
-        layers=best.sizes, default_layers=default.sizes,
-        recompute_layers=best.again or (0,) * strategy.pp, default_recompute_layers=problem.default_again,
-        step_seconds=best.seconds, default_step_seconds=default.seconds,
-        heaviest_seconds=best.heaviest, default_heaviest_seconds=default.heaviest,
-        device_bytes=best.device_bytes, default_device_bytes=default.device_bytes, method=method, gap=gap,
+        layers=best.sizes,
+        default_layers=default.sizes,
+        recompute_layers=best.again or (0,) * strategy.pp,
+        default_recompute_layers=problem.default_again,
+        step_seconds=best.seconds,
+        default_step_seconds=default.seconds,
+        heaviest_seconds=best.heaviest,
+        default_heaviest_seconds=default.heaviest,
+        device_bytes=best.device_bytes,
+        default_device_bytes=default.device_bytes,
+        method=method,
+        gap=gap,
     )
 
 
@@ -123,9 +137,10 @@ def _programmed(problem: Problem, each: bool, time_limit: float, bound: float) -
         solved, proved = solve(problem, recompute=False, most=heaviest, time_limit=time_limit)
         bound = max(bound, proved)
         found += [solved.sizes] if solved is not None else []
-    cuts = _priced(problem, [
-        (each_, tuple(min(again, n) for n in problem.stage_layers(each_)) if repeats else ()) for each_ in found
-    ])
+    cuts = _priced(
+        problem,
+        [(each_, tuple(min(again, n) for n in problem.stage_layers(each_)) if repeats else ()) for each_ in found],
+    )
     return cuts, max(0.0, min(cut.heaviest for cut in cuts) / bound - 1.0)
 
 

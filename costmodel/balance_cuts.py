@@ -140,7 +140,13 @@ def _smoothest(stage: Stage, pp: int, layers: int, least: list[int], most: float
 
 
 def _within(
-    stage: Stage, table: list[list[float]], pp: int, layers: int, least: list[int], most: float, s: int = 0,
+    stage: Stage,
+    table: list[list[float]],
+    pp: int,
+    layers: int,
+    least: list[int],
+    most: float,
+    s: int = 0,
     start: int = 0,
 ) -> Iterator[Sizes]:
     """Every cut with no stage above `most`."""

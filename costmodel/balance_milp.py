@@ -123,7 +123,9 @@ def solve(
     objective[program.heaviest] = 1.0
     objective[program.heaviest + 1 :] = ROWS
     found: Any = milp(
-        objective, integrality=integer, bounds=Bounds(0.0, upper),
+        objective,
+        integrality=integer,
+        bounds=Bounds(0.0, upper),
         constraints=LinearConstraint(csr_array(np.array(program.rows)), np.array(program.low), np.array(program.high)),
         options={"time_limit": time_limit, "mip_rel_gap": 1e-6},
     )

@@ -196,8 +196,18 @@ class Problem:
         cut = self.cut(sizes, again)
         rows, gpus = Strategies.of([s]), np.array([float(s.gpus)])
         costs = group_costs(
-            eng, rows, gpus, self.local, self.state, pp=s.pp, vpp=s.vpp, schedule=s.schedule, usable=self.usable,
-            global_batch=self.global_batch, detail=False, cut=cut,
+            eng,
+            rows,
+            gpus,
+            self.local,
+            self.state,
+            pp=s.pp,
+            vpp=s.vpp,
+            schedule=s.schedule,
+            usable=self.usable,
+            global_batch=self.global_batch,
+            detail=False,
+            cut=cut,
         )
         load = load_of(eng.model, eng.workload, self.cluster, self.runtime, s, float(costs.recompute_layers[0]), cut)
         if seconds is None:
@@ -208,7 +218,10 @@ class Problem:
             seconds += factor * (beyond_closed_form(load, s, np.array([self.micro_batches])) or 0.0)
         heaviest = max(float((f + b)[0]) for f, b in zip(load.stage_forward, load.stage_backward, strict=True))
         return Cut(
-            sizes=tuple(sizes), again=tuple(again), seconds=seconds, heaviest=heaviest,
+            sizes=tuple(sizes),
+            again=tuple(again),
+            seconds=seconds,
+            heaviest=heaviest,
             device_bytes=float(costs.device[0]),
         )
 
@@ -223,9 +236,16 @@ def problem_of(
     forward, backward, repeat, _ = segment_seconds(eng, local, state, local.index, state.index, strategy.pp)
     usable, taken = float(estimate.usable_bytes[0]), float(estimate.device_bytes[0])
     return Problem(
-        eng=eng, cluster=cluster, runtime=runtime, strategy=strategy, global_batch=float(workload.global_batch),
-        usable=usable, local=local, state=state,
-        busy=tuple(float(x) for x in (forward + backward)[:, 0]), repeat=tuple(float(x) for x in repeat[:, 0]),
+        eng=eng,
+        cluster=cluster,
+        runtime=runtime,
+        strategy=strategy,
+        global_batch=float(workload.global_batch),
+        usable=usable,
+        local=local,
+        state=state,
+        busy=tuple(float(x) for x in (forward + backward)[:, 0]),
+        repeat=tuple(float(x) for x in repeat[:, 0]),
         default=chunk_layers(len(eng.pattern), strategy.pp * strategy.vpp, model.mtp_layers),
         default_again=int(estimate.recompute_layers[0]),
         # the parts of the estimate are summed in another order than here

@@ -25,13 +25,22 @@ def _parts(op: Operator) -> Iterator[Operator]:
     x, *weights = op.inputs
     dims, *weight_dims = op.operands
     upcast, normal = f"{op.name}.fp32", f"{op.name}.normalised"
-    yield replace(op, kind="cast", name=upcast, operands=(dims,), inputs=(x,), output=upcast, dtype="fp32",
-                  function="", whole=())
+    yield replace(
+        op, kind="cast", name=upcast, operands=(dims,), inputs=(x,), output=upcast, dtype="fp32", function="", whole=()
+    )
     last = normal if weights else op.output
     dtype = "fp32" if weights else op.dtype
     yield replace(op, name=normal, inputs=(upcast,), operands=(dims,), output=last, dtype=dtype)
     for number, (weight, over) in enumerate(zip(weights, weight_dims, strict=True)):
         output = op.output if number == len(weights) - 1 else f"{op.name}.scaled"
-        yield replace(op, kind="bias" if number else "mul", name=output, inputs=(last, weight), operands=(dims, over),
-                      output=output, function="", whole=())
+        yield replace(
+            op,
+            kind="bias" if number else "mul",
+            name=output,
+            inputs=(last, weight),
+            operands=(dims, over),
+            output=output,
+            function="",
+            whole=(),
+        )
         last = output

@@ -29,8 +29,16 @@ def derive(segment: Segment, structure: Structure) -> SegmentProgram:
     beside = tuple(derive(part, replace(structure, recompute=())) for part in segment.beside)
     if segment.frozen:
         return SegmentProgram(
-            segment=segment, structure=structure, nodes=tuple(passes), values=dict(tape.values), saved=(), remade=(),
-            gradients={}, output=tape.current[segment.output], input_gradient="", beside=beside,
+            segment=segment,
+            structure=structure,
+            nodes=tuple(passes),
+            values=dict(tape.values),
+            saved=(),
+            remade=(),
+            gradients={},
+            output=tape.current[segment.output],
+            input_gradient="",
+            beside=beside,
         )
     backward = Backward(tape)
     if segment.output != "loss" and not segment.output.startswith("head."):
@@ -47,8 +55,15 @@ def derive(segment: Segment, structure: Structure) -> SegmentProgram:
     saved, remade, again = _recompute(tape, passes, backward, structure)
     nodes = (*passes, *again, *tape.nodes[len(passes) :])
     return SegmentProgram(
-        segment=segment, structure=structure, nodes=nodes, values=dict(tape.values), saved=saved, remade=remade,
-        gradients=backward.gradients, output=tape.current[segment.output], input_gradient=input_gradient or "",
+        segment=segment,
+        structure=structure,
+        nodes=nodes,
+        values=dict(tape.values),
+        saved=saved,
+        remade=remade,
+        gradients=backward.gradients,
+        output=tape.current[segment.output],
+        input_gradient=input_gradient or "",
         beside=beside,
     )
 

@@ -98,9 +98,7 @@ def _of_row(eng: Engine, ledger: _Ledger, row: int, strategy: Strategy, gpus: fl
     _boundary(eng, ledger, row, strategy, local, critical, m, gpus)
 
 
-def _local(
-    ledger: _Ledger, row: int, local: LocalCosts, run: Run, m: float, share: float, factor: float
-) -> None:
+def _local(ledger: _Ledger, row: int, local: LocalCosts, run: Run, m: float, share: float, factor: float) -> None:
     for exchange in local.exchanges:
         work = exchange.work
         calls = run.content[work.segment] * m * (share if PHASES[work.phase] == "recompute" else 1.0)
@@ -114,7 +112,13 @@ def _local(
 
 
 def _state(
-    eng: Engine, ledger: _Ledger, row: int, strategy: Strategy, columns: Mapping[str, Floats], run: Run, m: float,
+    eng: Engine,
+    ledger: _Ledger,
+    row: int,
+    strategy: Strategy,
+    columns: Mapping[str, Floats],
+    run: Run,
+    m: float,
     exposed: float,
 ) -> None:
     programs = eng.program(eng.structure(str(strategy.sp).lower(), "all_gather", "none"))
@@ -136,10 +140,18 @@ def _state(
         stretched = seconds * (factor if times >= m else 1.0)
         key = (f"{movement.role}s", join_axes(movement.axes), movement.kind, phase)
         joined = in_root_unit(movement, eng.runtime.state, run.content)
-        ledger.add(row, key, times, {
-            "payload_bytes": float(cost.payload_bytes[0]), "wire_bytes": float(cost.wire_bytes[0]),
-            "seconds": stretched, "exposed_seconds": exposed * seconds / total if total else 0.0,
-        }, 0.0 if joined else float(movement.calls))
+        ledger.add(
+            row,
+            key,
+            times,
+            {
+                "payload_bytes": float(cost.payload_bytes[0]),
+                "wire_bytes": float(cost.wire_bytes[0]),
+                "seconds": stretched,
+                "exposed_seconds": exposed * seconds / total if total else 0.0,
+            },
+            0.0 if joined else float(movement.calls),
+        )
 
 
 def _tied(eng: Engine, ledger: _Ledger, row: int, symbols: Mapping[str, Floats], costs: StateCosts) -> float:
@@ -147,10 +159,17 @@ def _tied(eng: Engine, ledger: _Ledger, row: int, symbols: Mapping[str, Floats],
     payload, cost = tied_gradients(costs.used_elements[-1], symbols, eng.cluster, eng.workload)
     seconds = float(cost.seconds[0])
     if seconds:
-        ledger.add(row, ("tied embedding gradients", "pp", "all_reduce", "backward"), 1.0, {
-            "payload_bytes": float(payload[0]), "wire_bytes": float(cost.wire_bytes[0]), "seconds": seconds,
-            "exposed_seconds": seconds,
-        })
+        ledger.add(
+            row,
+            ("tied embedding gradients", "pp", "all_reduce", "backward"),
+            1.0,
+            {
+                "payload_bytes": float(payload[0]),
+                "wire_bytes": float(cost.wire_bytes[0]),
+                "seconds": seconds,
+                "exposed_seconds": seconds,
+            },
+        )
     return seconds
 
 
@@ -183,7 +202,9 @@ def _boundary(
     hidden = eng.runtime.overlap["pp_interleaved" if strategy.vpp > 1 else "pp"]
     seconds = float(cost.seconds[0])
     per_call = {
-        "payload_bytes": float(payload[0]), "wire_bytes": float(cost.wire_bytes[0]), "seconds": seconds,
+        "payload_bytes": float(payload[0]),
+        "wire_bytes": float(cost.wire_bytes[0]),
+        "seconds": seconds,
         "exposed_seconds": 0.0 if hidden else seconds,
     }
     forwards = strategy.vpp - (critical == strategy.pp - 1)

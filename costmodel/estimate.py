@@ -26,6 +26,7 @@ from distplan.hardware.cluster import Cluster
 
 __all__ = ["MEMORY_PARTS", "PHASES", "TIME_PARTS", "Communication", "Estimate", "estimate"]
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """Columns, one entry per strategy. Parts add up exactly, in their order, to their total.
@@ -66,8 +67,14 @@ class Estimate:
 
 
 def estimate(
-    model: Model, workload: Workload, cluster: Cluster, runtime: Runtime, strategies: Strategies | Strategy, *,
-    usable_bytes: float | None = None, detail: bool = False,
+    model: Model,
+    workload: Workload,
+    cluster: Cluster,
+    runtime: Runtime,
+    strategies: Strategies | Strategy,
+    *,
+    usable_bytes: float | None = None,
+    detail: bool = False,
 ) -> Estimate:
     """Price strategies. `usable_bytes` of device memory (default: all that the driver gives) is what
     recomputation is solved for; `detail` adds the parts of memory and the table of collectives.
@@ -78,31 +85,60 @@ def estimate(
     rows = Strategies.of([strategies]) if isinstance(strategies, Strategy) else strategies
     usable = cluster.accelerator.memory_bytes if usable_bytes is None else usable_bytes
     eng = engine(model, workload, cluster, runtime)
-    gpus = rows.degree("dp_replicate") * rows.degree("dp_shard") * rows.degree("tp") * rows.degree("pp") * rows.degree("cp")
+    gpus = (
+        rows.degree("dp_replicate")
+        * rows.degree("dp_shard")
+        * rows.degree("tp")
+        * rows.degree("pp")
+        * rows.degree("cp")
+    )
     local = local_tables(eng, rows, gpus)
     state = state_tables(eng, rows, gpus)
     _, group = distinct(rows.columns["pp"], rows.columns["vpp"], rows.columns["schedule"])
     out = GroupCosts.empty(len(rows), detail)
     for number in range(int(group.max(initial=-1)) + 1):
         members = np.flatnonzero(group == number)
-        costs = _of_group(eng, rows.take(members), gpus[members], local, state, members, usable, float(workload.global_batch), detail)
+        costs = _of_group(
+            eng, rows.take(members), gpus[members], local, state, members, usable, float(workload.global_batch), detail
+        )
         out.put(members, costs)
     return _columns(eng, workload, rows, gpus, out, usable, communication(eng, rows, gpus, out) if detail else ())
 
 
 def _of_group(
-    eng: Engine, rows: Strategies, gpus: Floats, local: LocalTables, state: StateTables, members: NDArray[np.intp],
-    usable: float, global_batch: float, detail: bool,
+    eng: Engine,
+    rows: Strategies,
+    gpus: Floats,
+    local: LocalTables,
+    state: StateTables,
+    members: NDArray[np.intp],
+    usable: float,
+    global_batch: float,
+    detail: bool,
 ) -> GroupCosts:
     first = rows[0]
     return group_costs(
-        eng, rows, gpus, local.of(members), state.of(members), pp=first.pp, vpp=first.vpp, schedule=first.schedule,
-        usable=usable, global_batch=global_batch, detail=detail,
+        eng,
+        rows,
+        gpus,
+        local.of(members),
+        state.of(members),
+        pp=first.pp,
+        vpp=first.vpp,
+        schedule=first.schedule,
+        usable=usable,
+        global_batch=global_batch,
+        detail=detail,
     )
 
 
 def _columns(
-    eng: Engine, workload: Workload, rows: Strategies, gpus: Floats, out: GroupCosts, usable: float,
+    eng: Engine,
+    workload: Workload,
+    rows: Strategies,
+    gpus: Floats,
+    out: GroupCosts,
+    usable: float,
     exchanges: tuple[Communication, ...],
 ) -> Estimate:
     batch = float(workload.global_batch)
@@ -114,15 +150,26 @@ def _columns(
         step = step + part
     time_band, memory_band = fitted.time_band(*eng.like), fitted.memory_band(*eng.like)
     return Estimate(
-        step_seconds=step, step_seconds_low=step * time_band.low,
-        step_seconds_high=step * time_band.high, time=dict(zip(TIME_PARTS, out.time, strict=True)),
-        allocated_bytes=out.allocated, reserved_bytes=out.reserved, device_bytes=out.device,
-        device_bytes_low=out.device * memory_band.low, device_bytes_high=out.device * memory_band.high,
-        usable_bytes=np.full(len(rows), float(usable)), memory=dict(zip(MEMORY_PARTS, out.memory, strict=False)),
-        worst_stage=out.stage.astype(np.int64), worst_phase=out.phase.astype(np.int64),
-        num_micro_batches=out.micro_batches, recompute_layers=out.recompute_layers, model_flops=model_flops,
-        model_flops_causal=causal, hardware_flops=model_flops + out.recompute_flops, kernel_flops=out.kernel_flops,
-        tokens=np.full(len(rows), batch * workload.seq_len), communication=exchanges, host_bytes=out.host,
+        step_seconds=step,
+        step_seconds_low=step * time_band.low,
+        step_seconds_high=step * time_band.high,
+        time=dict(zip(TIME_PARTS, out.time, strict=True)),
+        allocated_bytes=out.allocated,
+        reserved_bytes=out.reserved,
+        device_bytes=out.device,
+        device_bytes_low=out.device * memory_band.low,
+        device_bytes_high=out.device * memory_band.high,
+        usable_bytes=np.full(len(rows), float(usable)),
+        memory=dict(zip(MEMORY_PARTS, out.memory, strict=False)),
+        worst_stage=out.stage.astype(np.int64),
+        worst_phase=out.phase.astype(np.int64),
+        num_micro_batches=out.micro_batches,
+        recompute_layers=out.recompute_layers,
+        model_flops=model_flops,
+        model_flops_causal=causal,
+        hardware_flops=model_flops + out.recompute_flops,
+        kernel_flops=out.kernel_flops,
+        tokens=np.full(len(rows), batch * workload.seq_len),
+        communication=exchanges,
+        host_bytes=out.host,
     )
-
-

@@ -40,13 +40,24 @@ def moe(b: Builder, m: Moe, x: str, fused_glu: bool) -> str:
     move to their experts' ranks is a transition of placements. A slot's weight multiplies inside the
     activation, so that the experts' outputs need not be kept.
     """
-    scores = b.linear("moe.router", x, HIDDEN, ("hidden", "router_experts"), ("batch", "seq", "router_experts"),
-                      m.router_bias)
-    probs = b.add("route", "moe.route", {scores: ("batch", "seq", "router_experts")}, ROUTING, whole=("router_experts",),
-                  dtype="fp32")
+    scores = b.linear(
+        "moe.router", x, HIDDEN, ("hidden", "router_experts"), ("batch", "seq", "router_experts"), m.router_bias
+    )
+    probs = b.add(
+        "route",
+        "moe.route",
+        {scores: ("batch", "seq", "router_experts")},
+        ROUTING,
+        whole=("router_experts",),
+        dtype="fp32",
+    )
     inner, slots, tokens = (x, SLOTS, HIDDEN)
     if m.latent:
-        inner, slots, tokens = b.linear("moe.latent_in", x, HIDDEN, ("hidden", "moe_latent"), LATENT), LATENT_SLOTS, LATENT
+        inner, slots, tokens = (
+            b.linear("moe.latent_in", x, HIDDEN, ("hidden", "moe_latent"), LATENT),
+            LATENT_SLOTS,
+            LATENT,
+        )
     width = slots[-1]
     moved = b.add("dispatch", "moe.dispatch", {inner: tokens, probs: ROUTING}, slots)
     weights = b.add("dispatch_weights", "moe.dispatch_weights", {probs: ROUTING}, SLOT, dtype="fp32")
@@ -92,8 +103,12 @@ def feed_forward_sizes(ffn: Mlp | Moe | Custom | None, seq_len: float, imbalance
     if isinstance(ffn, Moe):
         factor = ffn.capacity_factor or imbalance
         return {
-            "experts": float(ffn.experts), "router_experts": float(ffn.experts), "expert_ffn": float(ffn.ffn),
-            "shared_ffn": float(ffn.shared_ffn), "moe_latent": float(ffn.latent), "routes": float(ffn.top_k),
+            "experts": float(ffn.experts),
+            "router_experts": float(ffn.experts),
+            "expert_ffn": float(ffn.ffn),
+            "shared_ffn": float(ffn.shared_ffn),
+            "moe_latent": float(ffn.latent),
+            "routes": float(ffn.top_k),
             "capacity": seq_len * ffn.top_k / ffn.experts * factor,
         }
     return {}

@@ -7,17 +7,7 @@ from dataclasses import replace
 from distplan.costmodel.feed_forward import feed_forward_sizes, mlp, moe
 from distplan.costmodel.layout import Dims
 from distplan.costmodel.mixers import attention, linear_attention, mixer_sizes
-from distplan.costmodel.model import (
-    Attention,
-    Custom,
-    LayerKind,
-    LinearAttention,
-    Mlp,
-    Model,
-    Moe,
-    Vision,
-    Workload,
-)
+from distplan.costmodel.model import Attention, Custom, LayerKind, LinearAttention, Mlp, Model, Moe, Vision, Workload
 from distplan.costmodel.operators import (
     FFN,
     HIDDEN,
@@ -36,7 +26,16 @@ PIXELS: Dims = ("batch", "seq", "pixels")
 MERGED: Dims = ("batch", "seq", "merged")
 
 __all__ = [
-    "HIDDEN", "TP_DIMS", "GraphError", "Operator", "Segment", "Weight", "parameters", "segments", "vision_parameters", "weight_elements",
+    "HIDDEN",
+    "TP_DIMS",
+    "GraphError",
+    "Operator",
+    "Segment",
+    "Weight",
+    "parameters",
+    "segments",
+    "vision_parameters",
+    "weight_elements",
 ]
 
 
@@ -101,7 +100,7 @@ def _pre_norm(b: Builder, kind: LayerKind, name: str, x: str) -> str:
 
 def _close(b: Builder, model: Model, kind: LayerKind, name: str, y: str, bias: bool) -> str:
     """What follows a sublayer before the residual: its output's bias, a norm, dropout."""
-    part = name.split(".")[0]
+    part = name.split(".", 1)[0]
     if bias:
         y = b.bias(name, y, HIDDEN, ("hidden",))
     if kind.norm_position in ("post", "sandwich"):
@@ -136,8 +135,15 @@ def vision_segments(model: Model, workload: Workload) -> tuple[Segment, ...]:
         return ()
     frozen = not workload.train_vision or workload.lora_rank > 0
     head_dim = v.hidden // v.heads
-    attention = Attention(heads=v.heads, kv_heads=v.heads, head_dim=head_dim, v_head_dim=head_dim, qkv_bias=v.bias,
-                          out_bias=v.bias, chunk=v.patches)
+    attention = Attention(
+        heads=v.heads,
+        kv_heads=v.heads,
+        head_dim=head_dim,
+        v_head_dim=head_dim,
+        qkv_bias=v.bias,
+        out_bias=v.bias,
+        chunk=v.patches,
+    )
     feed = Mlp(ffn=v.ffn, gated=v.gated, bias=v.bias, activation="gelu")
     kind = LayerKind(name="vision", mixer=attention, ffn=feed, norm=v.norm, norm_bias=v.norm == "layernorm")
     tower = replace(model, hidden=v.hidden, positions="none", dropout=0.0, attention_dropout=0.0)
@@ -210,8 +216,13 @@ def mtp_segment(model: Model, workload: Workload, fused_glu: bool) -> Segment:
     first = b.segment(("x",), joined)
     rest = tuple(_read_from(op, joined) for op in layer.operators)
     return Segment(
-        name="layer.mtp", inputs=("x",), output=layer.output, operators=first.operators + rest,
-        weights=first.weights + layer.weights, sizes=sizes, residual=layer.residual,
+        name="layer.mtp",
+        inputs=("x",),
+        output=layer.output,
+        operators=first.operators + rest,
+        weights=first.weights + layer.weights,
+        sizes=sizes,
+        residual=layer.residual,
     )
 
 

@@ -77,9 +77,16 @@ def _vision(section: Document, sizes: dict[str, Any], text_hidden: int) -> Visio
     merged = hidden * patches // tokens
     inner = {"text": text_hidden, "merged": merged}.get(sizes["projector"], sizes["projector"])
     return Vision(
-        hidden=hidden, layers=sizes["layers"], heads=sizes["heads"],
-        ffn=sizes["ffn"] or int(hidden * sizes["ffn_ratio"]), patches=patches,
-        pixels=sizes["channels"] * patch * patch * sizes["frames"], tokens=tokens, gated=sizes.get("gated", False),
-        norm=sizes.get("norm", "layernorm"), position_table=sizes.get("position_table", True),
-        concatenated=sizes.get("concatenated", True), projector=int(inner),
+        hidden=hidden,
+        layers=sizes["layers"],
+        heads=sizes["heads"],
+        ffn=sizes["ffn"] or int(hidden * sizes["ffn_ratio"]),
+        patches=patches,
+        pixels=sizes["channels"] * patch * patch * sizes["frames"],
+        tokens=tokens,
+        gated=sizes.get("gated", False),
+        norm=sizes.get("norm", "layernorm"),
+        position_table=sizes.get("position_table", True),
+        concatenated=sizes.get("concatenated", True),
+        projector=int(inner),
     )

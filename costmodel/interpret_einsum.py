@@ -80,7 +80,9 @@ def plan(product: Product) -> Plan:
     inference = infer_einsum(product.operands, product.is_weight, product.result)
     moves = tuple(reshard(a, b) for a, b in zip(product.operands, inference.inputs, strict=True))
     return Plan(
-        product=product, inference=inference, moves=moves,
+        product=product,
+        inference=inference,
+        moves=moves,
         gradients=tuple(_gradient(product, inference, index) for index in range(len(product.operands))),
     )
 

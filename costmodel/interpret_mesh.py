@@ -171,6 +171,4 @@ def spread(whole: NDArray[np.generic], layout: Layout, mesh: Mesh) -> Array:
 
 def starts(layout: Layout, mesh: Mesh, local: tuple[int, ...]) -> Mapping[str, Ints]:
     """For each dim, [ranks]: the index in the whole tensor of the first element of the rank's block."""
-    return {
-        dim: mesh.position(axes) * size for dim, axes, size in zip(layout.dims, layout.shards, local, strict=True)
-    }
+    return {dim: mesh.position(axes) * size for dim, axes, size in zip(layout.dims, layout.shards, local, strict=True)}

@@ -49,9 +49,7 @@ def shrink(eng: Engine, strategy: Strategy, seed: int) -> Small:
     parts = _parts(eng, programs, degrees["pp"] * min(strategy.vpp, 2))
     tokens = MICRO_BATCHES * sizes["batch"] * sizes["seq"]
     workload, runtime = eng.workload, eng.runtime
-    world = World(
-        mesh=mesh, sizes=sizes, causal=workload.causal, window=max(1, sizes["seq"] // 2), scale=1.0 / tokens
-    )
+    world = World(mesh=mesh, sizes=sizes, causal=workload.causal, window=max(1, sizes["seq"] // 2), scale=1.0 / tokens)
     timing = runtime.grad_reduce_pipeline if strategy.pp > 1 else runtime.grad_reduce_sharded
     how = Sharding(
         zero=strategy.zero, frozen_from=runtime.state.parameters_sharded_from, reduce_each=timing == "micro_batch"
@@ -81,9 +79,7 @@ LEAST = {
 """elements of a dim that few ranks share; 2 for those that are not named"""
 
 
-def small_sizes(
-    eng: Engine, programs: Sequence[SegmentProgram], mesh: Mesh, strategy: Strategy
-) -> dict[str, int]:
+def small_sizes(eng: Engine, programs: Sequence[SegmentProgram], mesh: Mesh, strategy: Strategy) -> dict[str, int]:
     """The least sizes that every layout divides, larger where one element would hide an order."""
     multiple: dict[str, int] = dict.fromkeys(LEAST, 1)
     for layout in _layouts(programs, strategy.zero > 0):

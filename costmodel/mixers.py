@@ -89,7 +89,9 @@ def _core(b: Builder, a: Attention, qkv: tuple[str, str, str], workload: Workloa
     )
     if a.sinks:
         sinks = b.weight("attention.sinks", ("kv_heads", "group"), decay=False)
-        scores = b.add("bias", "attention.add_sinks", {scores: SCORES, sinks: ("kv_heads", "group")}, SCORES, fused=True)
+        scores = b.add(
+            "bias", "attention.add_sinks", {scores: SCORES, sinks: ("kv_heads", "group")}, SCORES, fused=True
+        )
     probs = b.add("softmax", "attention.softmax", {scores: SCORES}, SCORES, whole=("kv_seq",), tag="core_attention")
     probs = b.dropout("attention.softmax_dropout", probs, SCORES, rate, tag="core_attention")
     return b.add(
@@ -138,9 +140,14 @@ def mixer_sizes(mixer: Attention | LinearAttention | Custom | None) -> dict[str,
     if isinstance(mixer, Attention):
         a = mixer
         return {
-            "kv_heads": float(a.kv_heads), "group": a.heads / a.kv_heads, "head_dim": float(a.head_dim),
-            "v_head_dim": float(a.v_head_dim), "q_latent": float(a.q_lora_rank), "latent": float(a.kv_lora_rank),
-            "rope_dim": float(a.qk_rope_head_dim), "nope_dim": float(a.head_dim - a.qk_rope_head_dim),
+            "kv_heads": float(a.kv_heads),
+            "group": a.heads / a.kv_heads,
+            "head_dim": float(a.head_dim),
+            "v_head_dim": float(a.v_head_dim),
+            "q_latent": float(a.q_lora_rank),
+            "latent": float(a.kv_lora_rank),
+            "rope_dim": float(a.qk_rope_head_dim),
+            "nope_dim": float(a.head_dim - a.qk_rope_head_dim),
         }
     if isinstance(mixer, Custom):
         return dict(mixer.sizes)
@@ -148,7 +155,11 @@ def mixer_sizes(mixer: Attention | LinearAttention | Custom | None) -> dict[str,
         m = mixer
         groups = m.heads if m.kind == "lightning" else m.key_heads or m.groups
         return {
-            "ssm_groups": float(groups), "ssm_rep": m.heads / groups, "ssm_dim": float(m.head_dim),
-            "state": float(m.state), "conv_kernel": float(m.conv_kernel), "scan_chunk": float(m.chunk),
+            "ssm_groups": float(groups),
+            "ssm_rep": m.heads / groups,
+            "ssm_dim": float(m.head_dim),
+            "state": float(m.state),
+            "conv_kernel": float(m.conv_kernel),
+            "scan_chunk": float(m.chunk),
         }
     return {}

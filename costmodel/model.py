@@ -239,6 +239,12 @@ class Workload:
 
 
 DTYPE_BYTES: Mapping[str, float] = {
-    "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "bool": 1.0,
+    "fp32": 4.0,
+    "tf32": 4.0,
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "bool": 1.0,
     "fp4": 0.5,
 }

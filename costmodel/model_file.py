@@ -166,7 +166,8 @@ def _vision(document: Document) -> Vision:
     no_other_keys(section, words)
     found = Vision(
         **{
-            key: read_fact(section, key, word) if section.value.get(key) is not None or word.default is None
+            key: read_fact(section, key, word)
+            if section.value.get(key) is not None or word.default is None
             else word.default
             for key, word in words.items()
         }

@@ -19,8 +19,14 @@ from distplan.costmodel.layout import TP, Axes, Dims
 from distplan.hardware.errors import DistplanError
 
 TP_DIMS: Mapping[str, Axes] = {
-    "kv_heads": ("tp_kv",), "group": ("tp_rep",), "ffn": TP, "shared_ffn": TP, "vocab": TP,
-    "ssm_groups": TP, "experts": ("ep",), "expert_ffn": ("etp",),
+    "kv_heads": ("tp_kv",),
+    "group": ("tp_rep",),
+    "ffn": TP,
+    "shared_ffn": TP,
+    "vocab": TP,
+    "ssm_groups": TP,
+    "experts": ("ep",),
+    "expert_ffn": ("etp",),
 }
 
 HIGH = ".high"
@@ -128,8 +134,13 @@ class Builder:
         full = f"{self.name}.{name}"
         self.operators.append(
             Operator(
-                kind=kind, name=full, inputs=tuple(reads), operands=tuple(reads.values()), output=full,
-                result=result, **more,  # type: ignore[arg-type]
+                kind=kind,
+                name=full,
+                inputs=tuple(reads),
+                operands=tuple(reads.values()),
+                output=full,
+                result=result,
+                **more,  # type: ignore[arg-type]
             )
         )
         return full
@@ -176,6 +187,12 @@ class Builder:
 
     def segment(self, inputs: tuple[str, ...], output: str, shares: Mapping[str, str] | None = None) -> Segment:
         return Segment(
-            name=self.name, inputs=inputs, output=output, operators=tuple(self.operators),
-            weights=tuple(self.weights), sizes=self.sizes, residual=frozenset(self.residual), shares=shares or {},
+            name=self.name,
+            inputs=inputs,
+            output=output,
+            operators=tuple(self.operators),
+            weights=tuple(self.weights),
+            sizes=self.sizes,
+            residual=frozenset(self.residual),
+            shares=shares or {},
         )

@@ -185,6 +185,7 @@ def rms_norm_grad(
 FUNCTIONS = {
     "concat": concat,
     "concat_grad": concat_grad,
-    "concat_reverse": concat_reverse, "stack": stack,
+    "concat_reverse": concat_reverse,
+    "stack": stack,
     "rms_norm_grad": rms_norm_grad,
 }

@@ -97,8 +97,7 @@ def flash_attention_grad(
     merged = _merge(stated, k, q.sizes[2] != v.sizes[2], mesh)
     heads, sums = _answer(_QKV, merged), _answer(_LSE, merged)
     return Inference(
-        inputs=(heads, heads, heads, heads, sums, seed.attr, _mask(mask, merged), heads),
-        outputs=(heads, heads, heads),
+        inputs=(heads, heads, heads, heads, sums, seed.attr, _mask(mask, merged), heads), outputs=(heads, heads, heads)
     )
 
 

@@ -240,9 +240,7 @@ def reverse(
     )
 
 
-def _given(
-    spec: Spec, tensor: DistTensor, source: Letters, target: Letters, merged: Mapping[str, Axes]
-) -> DistAttr:
+def _given(spec: Spec, tensor: DistTensor, source: Letters, target: Letters, merged: Mapping[str, Axes]) -> DistAttr:
     """An output of a reverse rule: as merged, or as it was given, without or with what is due on it."""
     kind = spec.get("given")
     if kind == "whole":

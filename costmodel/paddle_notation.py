@@ -148,6 +148,4 @@ def letters(
         operated = any(kind not in "^!@=" for _, operations in _parse(template) for kind, _ in operations)
         if rank is not None and not operated:
             _solve(template, rank, attributes, known)
-    return [
-        _spell(template, rank, attributes, known, keep) for template, rank in zip(templates, ranks, strict=True)
-    ]
+    return [_spell(template, rank, attributes, known, keep) for template, rank in zip(templates, ranks, strict=True)]

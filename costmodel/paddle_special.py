@@ -166,9 +166,7 @@ def gather_reverse(
         raise RuleRefusedError(f"axis {axis} is outside x")
     mapping = single_axis(out.attr.dims_mapping, mesh)[: x.ndim]
     kept = tuple(() if dim == axis else axes for dim, axes in enumerate(mapping))
-    return Inference(
-        inputs=(DistAttr(dims_mapping=kept), DistAttr(dims_mapping=(mapping[axis],))), outputs=(out.attr,)
-    )
+    return Inference(inputs=(DistAttr(dims_mapping=kept), DistAttr(dims_mapping=(mapping[axis],))), outputs=(out.attr,))
 
 
 def first_of(
@@ -230,4 +228,3 @@ FUNCTIONS = {
     "gather_reverse": gather_reverse,
     "forward_again": first_of,
 }
-

@@ -119,9 +119,7 @@ def _without_empty(
     return [forward[r] for r in kept], [backward[r] for r in kept], [count[r] for r in kept]
 
 
-def _heaviest(
-    f: list[Floats], b: list[Floats], count: list[int], pp: int, vpp: int, v_shaped: bool = False
-) -> Floats:
+def _heaviest(f: list[Floats], b: list[Floats], count: list[int], pp: int, vpp: int, v_shaped: bool = False) -> Floats:
     """Largest (f+b) of a stage, all its chunks together; stages with the same runs are looked at once."""
     run_of = [r for r, n in enumerate(count) for _ in range(n)]
     best: Floats | None = None
@@ -155,9 +153,7 @@ def _blocking(
     )
 
 
-def _zb_h1(
-    f: list[Floats], b: list[Floats], inputs: list[Floats], count: list[int], p2p: Floats, m: Floats
-) -> Floats:
+def _zb_h1(f: list[Floats], b: list[Floats], inputs: list[Floats], count: list[int], p2p: Floats, m: Floats) -> Floats:
     """A bound (arXiv 2401.10241, section 3): no stage is done before its work, after the first forward has arrived;
     and without its weight gradients the schedule is 1F1B."""
     best = one_f_one_b(f, inputs, count, p2p, m)

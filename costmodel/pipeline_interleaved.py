@@ -145,8 +145,9 @@ def _stay(held: Rows, vpp: int, cost: Floats, p2p: Floats, m: Floats) -> Floats:
     best: Floats = ends[0] + middle[0]
     for s in range(1, pp):
         best = np.maximum(best, ends[s] + middle[s])
-    ride = np.maximum(0.0, np.floor(m / pp) - 3.0) * _ride(held, vpp, cost, p2p)
-    return np.maximum(best, (ends[0] + middle[0]) + ride)
+    ride: Floats = np.maximum(0.0, np.floor(m / pp) - 3.0) * _ride(held, vpp, cost, p2p)
+    ridden: Floats = np.maximum(best, (ends[0] + middle[0]) + ride)
+    return ridden
 
 
 def _ride(held: Rows, vpp: int, cost: Floats, p2p: Floats) -> Floats:

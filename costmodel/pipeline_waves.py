@@ -43,9 +43,7 @@ def follow_slots(cost: Floats, p2p: Floats, m: Floats) -> Floats:
     return best
 
 
-def _between(
-    cost: Floats, p2p: Floats, m: Floats, groups: int, critical: Floats
-) -> tuple[Floats, Floats]:
+def _between(cost: Floats, p2p: Floats, m: Floats, groups: int, critical: Floats) -> tuple[Floats, Floats]:
     """Seconds [stage, row] for the micro-batches beyond `groups` groups: staying on the stage, or coming back.
 
     The way back is followed for every stage where there are at most FOLLOWED; otherwise for the first and the last,
@@ -134,7 +132,6 @@ class _Work:
                 (self.forward.done[:, :waiting], self.backward.done[:, ::-1][:, waiting:]), axis=1
             )
         return number
-
 
     def crossing(self, slot: int) -> tuple[Floats, Floats, Floats]:
         """What the next slot waits for, from the near end, [stage, row]: forward and backward messages, own jobs."""

@@ -71,7 +71,9 @@ class ProcessMesh:
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.dim_names) or len(set(self.dim_names)) != len(self.dim_names):
-            raise PlacementError(f"mesh {self.shape} needs {len(self.shape)} different axis names, got {self.dim_names}")
+            raise PlacementError(
+                f"mesh {self.shape} needs {len(self.shape)} different axis names, got {self.dim_names}"
+            )
         if any(size < 1 for size in self.shape):
             raise PlacementError(f"mesh {self.shape}: every axis needs at least one rank")
 
@@ -94,7 +96,9 @@ def dims_mapping(placements: Sequence[Placement], ndim: int) -> tuple[tuple[int,
     return tuple(mapping)
 
 
-def placements_of(mapping: Sequence[Sequence[int]], partial: Mapping[int, str], mesh_ndim: int) -> tuple[Placement, ...]:
+def placements_of(
+    mapping: Sequence[Sequence[int]], partial: Mapping[int, str], mesh_ndim: int
+) -> tuple[Placement, ...]:
     """The placements of a dims_mapping and the kinds of the Partial axes."""
     found: list[Placement] = [Replicate()] * mesh_ndim
     for dim, axes in enumerate(mapping):
@@ -167,8 +171,13 @@ def _tensors(parts: Sequence[Segment]) -> Iterator[tuple[str, Dims]]:
 def marks_of(model: Model) -> tuple[tuple[str, tuple[tuple[str, Axes], ...]], ...]:
     """The model's marks as (tensor, ((dim, axes), …)) in the form that a Structure has; dim '' = replicated."""
     return tuple(
-        (tensor, tuple((mark[len("Shard(") : -1] if mark.startswith("Shard(") else "", AXES[axis])
-                       for axis, mark in marks.items()))
+        (
+            tensor,
+            tuple(
+                (mark[len("Shard(") : -1] if mark.startswith("Shard(") else "", AXES[axis])
+                for axis, mark in marks.items()
+            ),
+        )
         for tensor, marks in model.placements.items()
     )
 

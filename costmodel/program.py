@@ -115,4 +115,3 @@ def stored_layout(layout: Layout) -> Layout:
     """Where ZeRO keeps it: the first dim sharded on dp_shard×cp as well, an expert's on edp."""
     axes = ("edp",) if "experts" in layout.dims else FSDP
     return Layout(layout.dims, ((*layout.shards[0], *axes), *layout.shards[1:]))
-

@@ -22,7 +22,12 @@ MOST_JOBS = 50_000
 
 
 def load_of(
-    model: Model, workload: Workload, cluster: Cluster, runtime: Runtime, strategy: Strategy, recompute_layers: float,
+    model: Model,
+    workload: Workload,
+    cluster: Cluster,
+    runtime: Runtime,
+    strategy: Strategy,
+    recompute_layers: float,
     cut: Split | None = None,
 ) -> StageLoad:
     """Seconds of every stage and chunk of one strategy: what the closed form gets, columns of length 1. `cut`: the

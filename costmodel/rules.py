@@ -17,6 +17,7 @@ ELEMENTWISE = (
 REDUCTIONS = ("reduce", "pick")
 SLOTS = ("dispatch", "dispatch_weights", "combine")
 
+
 def infer(op: Operator, operands: tuple[Layout, ...], is_weight: tuple[bool, ...], structure: Structure) -> Inference:
     """The rule of `op.kind`. Raises SpmdError for a kind that has none."""
     if op.kind in ("einsum", "embedding"):

@@ -202,9 +202,7 @@ def _whole_rounds(r: Request) -> None:
 
 def _interleaved_torch(r: Request) -> list[Slots]:
     rounds = _per_round(r, "Interleaved1F1B")
-    ranks = [
-        orders.interleaved_lock_step(r.stages, s, r.micro_batches, r.chunks, rounds) for s in range(r.stages)
-    ]
+    ranks = [orders.interleaved_lock_step(r.stages, s, r.micro_batches, r.chunks, rounds) for s in range(r.stages)]
     return ranks
 
 

@@ -144,9 +144,7 @@ def _lay(
     return board
 
 
-def _next(
-    board: _Board, kind: str, chunks: Sequence[int], stage: int, habit: _Habit, granted: Sequence[float]
-) -> None:
+def _next(board: _Board, kind: str, chunks: Sequence[int], stage: int, habit: _Habit, granted: Sequence[float]) -> None:
     """The first of the chunks whose job of this kind can run, after the weight gradients that go before it."""
     for chunk in chunks:
         if not board.can(kind, chunk, stage):

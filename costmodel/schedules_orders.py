@@ -32,9 +32,7 @@ def slots(kind: str, micro_batches: int, per_round: int, chunks: int) -> list[Jo
     for k in range(micro_batches * chunks):
         turn, place = divmod(k, per_round * chunks)
         chunk = place // per_round
-        jobs.append(
-            Job(kind, chunk if kind == "F" else chunks - 1 - chunk, turn * per_round + place % per_round)
-        )
+        jobs.append(Job(kind, chunk if kind == "F" else chunks - 1 - chunk, turn * per_round + place % per_round))
     return jobs
 
 
@@ -59,9 +57,7 @@ def one_f_one_b(stages: int, stage: int, micro_batches: int, hop: int = 1) -> li
     return alternate(slots("F", m, m, 1), slots("B", m, m, 1), warm_up)
 
 
-def interleaved_warm_up(
-    stages: int, stage: int, micro_batches: int, chunks: int, per_round: int, hop: int = 2
-) -> int:
+def interleaved_warm_up(stages: int, stage: int, micro_batches: int, chunks: int, per_round: int, hop: int = 2) -> int:
     """Forwards before the first forward-backward pair (arXiv 2104.04473; Megatron-LM's schedules)."""
     return min((chunks - 1) * per_round + hop * (stages - 1 - stage), micro_batches * chunks)
 
@@ -117,9 +113,7 @@ def zb_h1(stages: int, stage: int, micro_batches: int) -> list[Job]:
     return order + late
 
 
-def interleaved_zero_bubble(
-    stages: int, stage: int, micro_batches: int, chunks: int, per_round: int
-) -> Slots:
+def interleaved_zero_bubble(stages: int, stage: int, micro_batches: int, chunks: int, per_round: int) -> Slots:
     """ZB1P of arXiv 2401.10241 over looped stages (PyTorch's InterleavedZeroBubble): one warm-up forward per stage
     further from the end, and weight gradients `stage` micro-batches behind the input gradients."""
     warm_up = interleaved_warm_up(stages, stage, micro_batches, chunks, per_round, hop=1)

@@ -62,11 +62,7 @@ def _stretched(run: Simulation, micro_batches: int, more: float, costs: StageCos
     once = costs.optimizer if any(job and job.kind == "OPT" for job in run.schedule.jobs[0]) else 0.0
     busy = tuple((b - once) * (micro_batches / simulated) + once for b in run.busy)
     return StepTime(
-        seconds=seconds,
-        busy=busy,
-        bubble=tuple(seconds - b for b in busy),
-        peak=run.peak,
-        simulated=simulated,
+        seconds=seconds, busy=busy, bubble=tuple(seconds - b for b in busy), peak=run.peak, simulated=simulated
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from distplan.costmodel.layout import CP, DATA, EXPERT, MESH_AXES, TP, Axes, Layout
 from distplan.costmodel.strategy import Floats
 
+
 @dataclass(frozen=True, slots=True)
 class Size:
     constant: float
@@ -118,7 +119,12 @@ def mesh_strides(symbols: Mapping[str, Floats], order: tuple[str, ...]) -> dict[
 
     Expert axes are edp, ep, etp from outside in, within a stage (Megatron-LM, parallel_state.py).
     """
-    axes = [part for name in order for part in {"tp": TP, "cp": CP}.get(name, (name,)) if part in MESH_AXES and part not in EXPERT]
+    axes = [
+        part
+        for name in order
+        for part in {"tp": TP, "cp": CP}.get(name, (name,))
+        if part in MESH_AXES and part not in EXPERT
+    ]
     strides: dict[str, Floats] = {}
     stride = np.ones_like(symbols["pp"])
     for axis in reversed(axes):

@@ -55,16 +55,22 @@ def merge_letters(operands: Sequence[Layout], is_weight: Sequence[bool], whole: 
     must_be_whole = set(whole)
     by_weights = {
         (dim, axis)
-        for operand, weight in zip(operands, is_weight, strict=True) if weight
+        for operand, weight in zip(operands, is_weight, strict=True)
+        if weight
         for dim, axes in zip(operand.dims, operand.shards, strict=True)
-        for axis in axes if axis in TP
+        for axis in axes
+        if axis in TP
     }
     if by_weights:
         operands = [
-            Layout(o.dims, tuple(
-                tuple(a for a in axes if a not in TP or (dim, a) in by_weights)
-                for dim, axes in zip(o.dims, o.shards, strict=True)
-            ), o.partial)
+            Layout(
+                o.dims,
+                tuple(
+                    tuple(a for a in axes if a not in TP or (dim, a) in by_weights)
+                    for dim, axes in zip(o.dims, o.shards, strict=True)
+                ),
+                o.partial,
+            )
             for o in operands
         ]
     holders: dict[tuple[str, str], list[bool]] = {}

@@ -61,14 +61,22 @@ def split(
 ) -> Split:
     """The default split of layers whose segment numbers are `pattern` (segment 0 is the embedding, the
     last one the head) into pp stages of vpp chunks. Multi-token-prediction modules (the segment before the
-    head) stand with the head, which they use once more each (Megatron-LM, multi_token_prediction.py). `v_shaped`: stage s holds chunks s and 2·pp−1−s."""
+    head) stand with the head, which they use once more each (Megatron-LM, multi_token_prediction.py).
+    `v_shaped`: stage s holds chunks s and 2·pp−1−s.
+    """
     sizes = chunk_layers(len(pattern), pp * vpp, mtp_layers)
     return split_of(pattern, num_segments, sizes, pp, vpp, mtp_layers, v_shaped)
 
 
 def split_of(
-    pattern: Sequence[int], num_segments: int, sizes: Sequence[int], pp: int, vpp: int, mtp_layers: int = 0,
-    v_shaped: bool = False, recompute: Sequence[int] = (),
+    pattern: Sequence[int],
+    num_segments: int,
+    sizes: Sequence[int],
+    pp: int,
+    vpp: int,
+    mtp_layers: int = 0,
+    v_shaped: bool = False,
+    recompute: Sequence[int] = (),
 ) -> Split:
     """The split with `sizes` layers in each chunk, and `recompute` layers of each stage repeated (empty: as the
     strategy says)."""

@@ -85,9 +85,7 @@ class StateCosts:
     movements: tuple[MovementCost, ...]
 
 
-def lower_state(
-    programs: Sequence[SegmentProgram], zero: int, workload: Workload, rules: StateRules
-) -> LoweredState:
+def lower_state(programs: Sequence[SegmentProgram], zero: int, workload: Workload, rules: StateRules) -> LoweredState:
     """Lower the weights of all segments. ZeRO 1 and above shard the optimizer state; a frozen weight has none
     and is sharded where parameters are.
 
@@ -114,8 +112,14 @@ def lower_state(
             for key, t in sums.moved.items()
         ]
     return LoweredState(
-        sizes=table, used=tuple(used), produced=tuple(produced), stored=tuple(stored), trained=tuple(trained),
-        cast_used=tuple(cast_used), cast_stored=tuple(cast_stored), movements=tuple(movements),
+        sizes=table,
+        used=tuple(used),
+        produced=tuple(produced),
+        stored=tuple(stored),
+        trained=tuple(trained),
+        cast_used=tuple(cast_used),
+        cast_stored=tuple(cast_stored),
+        movements=tuple(movements),
     )
 
 
@@ -203,7 +207,8 @@ def _size(
     dims = list(zip(layout.dims, path.used.shards, strict=True))
     rows = row_dims(program.segment, weight)
     return PaddedSize(
-        rows=size_of([pair for pair in dims if pair[0] in rows], sizes), axes=shards,
+        rows=size_of([pair for pair in dims if pair[0] in rows], sizes),
+        axes=shards,
         rest=size_of([pair for pair in dims if pair[0] not in rows], sizes),
         times=tuple(a for a in shards if a not in layout.sharded),
     )
@@ -265,9 +270,7 @@ def state_costs(
         taken = calls * cost.seconds
         seconds[name][movement.segment] += taken
         costs.append(
-            MovementCost(
-                movement=movement, payload_bytes=payload, wire_bytes=calls * cost.wire_bytes, seconds=taken
-            )
+            MovementCost(movement=movement, payload_bytes=payload, wire_bytes=calls * cost.wire_bytes, seconds=taken)
         )
     return StateCosts(
         used_elements=np.array([evaluate_terms(terms, table) for terms in lowered.used]),
@@ -276,7 +279,9 @@ def state_costs(
         trained_elements=np.array([evaluate_terms(terms, table) for terms in lowered.trained]),
         cast_used_elements=np.array([evaluate_terms(terms, table) for terms in lowered.cast_used]),
         cast_stored_elements=np.array([evaluate_terms(terms, table) for terms in lowered.cast_stored]),
-        reduce_seconds=seconds["reduce"], replicate_seconds=seconds["replicate"], gather_seconds=seconds["gather"],
+        reduce_seconds=seconds["reduce"],
+        replicate_seconds=seconds["replicate"],
+        gather_seconds=seconds["gather"],
         movements=tuple(costs),
     )
 

@@ -55,6 +55,10 @@ def state_path(program: SegmentProgram, weight: Weight, sharded: bool) -> StateP
     stored = stored_layout(used) if sharded else used
     gradient = program.values[program.gradients[weight.name]].layout if weight.trained else stored
     return StatePath(
-        gradient=gradient, used=used, stored=stored, reduce=_reduce(gradient, used, stored),
-        gather=reshard(stored, used), shard=reshard(used, stored),
+        gradient=gradient,
+        used=used,
+        stored=stored,
+        reduce=_reduce(gradient, used, stored),
+        gather=reshard(stored, used),
+        shard=reshard(used, stored),
     )

@@ -138,9 +138,14 @@ class Engine:
         if recompute == "selective" and self.workload.attention == "unfused":
             tags = ("core_attention",)
         return Structure(
-            sp=sp == "true", cp_kind=cp_kind, recompute=tags, early_stop=self.runtime.early_stop,
-            sp_saves=self.runtime.sp_saves, merged_input_gradients=self.runtime.merged_input_gradients,
-            embedding_gradient=self.runtime.embedding_gradient, placements=marks_of(self.model),
+            sp=sp == "true",
+            cp_kind=cp_kind,
+            recompute=tags,
+            early_stop=self.runtime.early_stop,
+            sp_saves=self.runtime.sp_saves,
+            merged_input_gradients=self.runtime.merged_input_gradients,
+            embedding_gradient=self.runtime.embedding_gradient,
+            placements=marks_of(self.model),
         )
 
     def program(self, structure: Structure) -> tuple[SegmentProgram, ...]:
@@ -190,8 +195,14 @@ class Engine:
     def local_costs(self, lowered: Lowered, columns: Mapping[str, Floats], cp_kind: str) -> LocalCosts:
         symbols, strides = self.symbols(columns, cp_kind == "ulysses")
         return local_costs(
-            lowered, len(self.segments), symbols, strides, self.cluster, self.rates,
-            causal=self.workload.causal, hides={kind: self.runtime.hidden(kind) for kind in self.runtime.overlap},
+            lowered,
+            len(self.segments),
+            symbols,
+            strides,
+            self.cluster,
+            self.rates,
+            causal=self.workload.causal,
+            hides={kind: self.runtime.hidden(kind) for kind in self.runtime.overlap},
             kernel_time=self.rates.attention_kernels.get(self.runtime.attention_kernel, 1.0),
             unfused=[name for name in ("rope", "norm") if not getattr(self.runtime, f"fused_{name}")],
             routings=self._routings() if self.runtime.expert_dispatch == "once_per_domain" else {},
@@ -303,8 +314,13 @@ def _engine(same: _Same) -> Engine:
     used = list(dict.fromkeys(model.pattern))
     kv_heads = [k.mixer.kv_heads for k in model.kinds.values() if isinstance(k.mixer, Attention)]
     return Engine(
-        model=model, workload=workload, cluster=cluster, runtime=runtime, rates=rates_for(cluster.accelerator),
-        segments=parts, pattern=tuple(1 + used.index(name) for name in model.pattern),
+        model=model,
+        workload=workload,
+        cluster=cluster,
+        runtime=runtime,
+        rates=rates_for(cluster.accelerator),
+        segments=parts,
+        pattern=tuple(1 + used.index(name) for name in model.pattern),
         kv_heads=float(min(kv_heads, default=math.inf)),
     )
 

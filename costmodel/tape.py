@@ -45,8 +45,17 @@ class Tape:
                 if ring and step.kind in ("all_gather", "reduce_scatter") and set(step.axes) <= set(CP):
                     kind = "ring_exchange"
                 self.emit(
-                    Node(kind=kind, name=copy, phase=phase, inputs=(name,), outputs=(copy,), axes=step.axes,
-                         dim=step.dim, to_dim=step.to_dim, behind=behind)
+                    Node(
+                        kind=kind,
+                        name=copy,
+                        phase=phase,
+                        inputs=(name,),
+                        outputs=(copy,),
+                        axes=step.axes,
+                        dim=step.dim,
+                        to_dim=step.to_dim,
+                        behind=behind,
+                    )
                 )
             name = copy
         return name
@@ -75,9 +84,21 @@ def forward(segment: Segment, tape: Tape) -> None:
             axes = {d: inference.output.axes_of(d) for d in dims}
             outputs.append(tape.define(f"{op.output}.lse", placed(dims, axes), "fp32"))
         tape.emit(
-            Node(kind=op.kind, name=op.name, phase="forward", inputs=used, outputs=tuple(outputs),
-                 operands=op.operands, result=op.result, letters=inference.letters, function=op.function,
-                 fused=op.fused, tag=op.tag, window=op.window, block=op.block)
+            Node(
+                kind=op.kind,
+                name=op.name,
+                phase="forward",
+                inputs=used,
+                outputs=tuple(outputs),
+                operands=op.operands,
+                result=op.result,
+                letters=inference.letters,
+                function=op.function,
+                fused=op.fused,
+                tag=op.tag,
+                window=op.window,
+                block=op.block,
+            )
         )
         target = residual if op.output in segment.residual else None
         if op.kind == "scan":

@@ -115,8 +115,12 @@ def verify(
         found = [replace(each, needed=_needed(one, right, each)) for each in found]
     degrees = dict(small.world.mesh.axes) | dict(small.world.mesh.expert) | {"pp": small.pp}
     return Verification(
-        degrees=degrees, ranks=small.world.mesh.ranks * small.pp, sizes=dict(small.world.sizes),
-        layers=len(small.parts) - 2, tensors=tensors, collectives=tuple(found),
+        degrees=degrees,
+        ranks=small.world.mesh.ranks * small.pp,
+        sizes=dict(small.world.sizes),
+        layers=len(small.parts) - 2,
+        tensors=tensors,
+        collectives=tuple(found),
     )
 
 

@@ -53,7 +53,12 @@ class Pricer:
         job = self.job
         workload = replace(job.workload, global_batch=choice.global_batch)
         found = self.balance(
-            job.model, workload, job.cluster, job.runtime, choice.strategy, choice.estimate,
+            job.model,
+            workload,
+            job.cluster,
+            job.runtime,
+            choice.strategy,
+            choice.estimate,
             simulated_seconds=choice.simulated_seconds,
         )
         return replace(choice, balanced=found)
@@ -71,9 +76,7 @@ class Pricer:
         )
 
 
-def shortlisted(
-    pricer: Pricer, admitted: Pool | None, top: int
-) -> tuple[Choice | None, tuple[Choice, ...], int, bool]:
+def shortlisted(pricer: Pricer, admitted: Pool | None, top: int) -> tuple[Choice | None, tuple[Choice, ...], int, bool]:
     """(best, runners-up, plans simulated, was the shortlist cut before the bound stopped it).
 
     The closed form never exceeds the simulated time, so that candidates are simulated in its order until

@@ -41,7 +41,9 @@ def run_search(model: str, options: Options) -> int:
     form = one_word("--format", options["output_format"], FORMATS)
     parse_asked(options)
     if plan_file(model) is not None:
-        raise InputError(f"{model} is a strategy file, and search takes a model: distplan estimate {model} prices it again")
+        raise InputError(
+            f"{model} is a strategy file, and search takes a model: distplan estimate {model} prices it again"
+        )
     objective = one_word("--objective", options["objective"], OBJECTIVES)
     cluster = load_cluster(options["hardware"] or default("hardware"))
     gpus = gpu_counts(_gpus(options), node=cluster.gpus_per_node)

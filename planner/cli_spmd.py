@@ -134,8 +134,13 @@ def step_rows(
             elements *= -(-sizes[dim] // mesh.degree(axes))
         sent = 0.0 if step.kind == "slice" or mesh.degree(step.axes) == 1 else elements * ELEMENT_BYTES
         yield {
-            "for": what, "kind": step.kind, "axes": _axes(step.axes), "ranks": mesh.degree(step.axes),
-            "dim": step.dim + (f" to {step.to_dim}" if step.to_dim else ""), "bytes": sent, "gives": str(step.result),
+            "for": what,
+            "kind": step.kind,
+            "axes": _axes(step.axes),
+            "ranks": mesh.degree(step.axes),
+            "dim": step.dim + (f" to {step.to_dim}" if step.to_dim else ""),
+            "bytes": sent,
+            "gives": str(step.result),
         }
         layout = step.result
 

@@ -29,10 +29,7 @@ from distplan.planner.space import Bounds, check_bounds
 
 MOST_ROWS_WITH_OTHERS = 200_000
 """legal rows beyond which the union of all runtimes, some four times as many, is left to those who ask for it"""
-CHANGES = (
-    ("network -20%", with_network_scaled, 0.8),
-    ("compute -10%", with_compute_scaled, 0.9),
-)
+CHANGES = (("network -20%", with_network_scaled, 0.8), ("compute -10%", with_compute_scaled, 0.9))
 
 
 class RuleError(DistplanError):
@@ -178,7 +175,8 @@ def _with_extras(plan: Plan, pricer: Pricer, tally: Tally, *, sensitivity: bool,
         plan = replace(plan, sensitivity=changes)
     if other_runtimes and plan.runtime.name != "any":
         if plan.counts.legal > MOST_ROWS_WITH_OTHERS:
-            note = f"what other runtimes would gain is not searched in a space of {plan.counts.legal:,}: --runtime any does"
+            rows = f"{plan.counts.legal:,}"
+            note = f"what other runtimes would gain is not searched in a space of {rows}: --runtime any does"
             return replace(plan, notes=(*plan.notes, note))
         plan = replace(plan, other_runtime=_other_runtime(plan, pricer))
     return plan

@@ -97,9 +97,7 @@ def _shards(dp: int, cp: int, domain: int, bounds: Bounds) -> list[int]:
     listed = [int(shard) for shard in bounds.get("dp_shard", ())]
     proposed = listed or sorted({dp} | ({domain // cp} if domain % cp == 0 and domain > 1 else set()))
     replicas = bounds.get("dp_replicate")
-    return [
-        shard for shard in proposed if dp % shard == 0 and (replicas is None or dp // shard in replicas)
-    ]
+    return [shard for shard in proposed if dp % shard == 0 and (replicas is None or dp // shard in replicas)]
 
 
 def _with_experts(mesh: Columns, context: Context, bounds: Bounds) -> Columns:
@@ -297,4 +295,3 @@ def enumerate_all(context: Context, bounds: Bounds) -> Strategies:
     bounds = check_bounds(bounds)
     rows = _without_repeated_zero(skeletons(context, bounds))
     return _expand(rows, _options(context, bounds))
-

@@ -64,8 +64,11 @@ def test_a_rule_turned_round_fails(name: str) -> None:
 @pytest.mark.parametrize(
     "name,change",
     [
-        ("r01", {"valid_vp_layers": [1, 4]}), ("r08", {"suggest_gbs": [100]}), ("r28", {"suggest_vocab": 50260}),
-        ("r29", {"padded_vocab": 128256}), ("r18", {"warn": "anything"}),
+        ("r01", {"valid_vp_layers": [1, 4]}),
+        ("r08", {"suggest_gbs": [100]}),
+        ("r28", {"suggest_vocab": 50260}),
+        ("r29", {"padded_vocab": 128256}),
+        ("r18", {"warn": "anything"}),
     ],
 )
 def test_a_suggestion_that_is_not_made_fails(name: str, change: dict[str, Any]) -> None:
@@ -95,8 +98,15 @@ def test_a_number_between_the_extremes_is_undecided_with_the_fact() -> None:
 
 def test_what_a_row_gives_is_not_varied() -> None:
     given = {
-        "id": "x", "case": "mlm-1", "model": "llama-2-7b", "gpu": "A100-80G", "gpus": 8, "mbs": 1, "seq": 1024,
-        "recompute": "none", "gbs": 64,
+        "id": "x",
+        "case": "mlm-1",
+        "model": "llama-2-7b",
+        "gpu": "A100-80G",
+        "gpus": 8,
+        "mbs": 1,
+        "seq": 1024,
+        "recompute": "none",
+        "gbs": 64,
     }
     (only,) = runs(given)
     assert only.open == {}

@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from distplan.costmodel.model import Custom, Model, Precision, Workload
     from distplan.costmodel.model_file import load_model, shipped_models
     from distplan.costmodel.operators import Builder
-    from distplan.costmodel.placements import Partial, ProcessMesh, Replicate, Shard, dims_mapping, reshard, shard_tensor
+    from distplan.costmodel.placements import (
+        Partial,
+        ProcessMesh,
+        Replicate,
+        Shard,
+        dims_mapping,
+        reshard,
+        shard_tensor,
+    )
     from distplan.costmodel.runtime import Runtime, list_runtimes, load_runtime
     from distplan.costmodel.strategy import Strategies, Strategy
     from distplan.hardware.cluster import Cluster, list_clusters, load_cluster

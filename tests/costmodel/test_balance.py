@@ -34,7 +34,7 @@ def heavy_head(layers: int = 7) -> Model:
 def dense_first(layers: int = 7) -> Model:
     """Two dense layers, then experts, and a multi-token-prediction module."""
     plain = heavy_head(layers)
-    (name, kind), = plain.kinds.items()
+    ((name, kind),) = plain.kinds.items()
     experts = Moe(experts=8, top_k=2, ffn=2816, shared_ffn=2816)
     kinds = {name: kind, "moe": replace(kind, name="moe", ffn=experts)}
     return replace(plain, kinds=kinds, pattern=(name,) * 2 + ("moe",) * (layers - 2), mtp_layers=1, mtp_kind="moe")
@@ -72,7 +72,8 @@ def every_cut(problem: Problem) -> list[tuple[int, ...]]:
     layers, chunks = len(problem.pattern), problem.chunks
     least = [0, *[1] * (chunks - 2), 0]
     return [
-        sizes for sizes in itertools.product(range(layers + 1), repeat=chunks)
+        sizes
+        for sizes in itertools.product(range(layers + 1), repeat=chunks)
         if sum(sizes) == layers and all(n >= low for n, low in zip(sizes, least, strict=True))
     ]
 
@@ -166,9 +167,7 @@ def test_the_program_chooses_recomputation_stage_by_stage_as_well_as_any(pp: int
     asked = problem(heavy_head(), s, ANY, usable, seq_len=16384)
     solved, _ = solve(asked, recompute=True, time_limit=20.0)
     assert solved is not None
-    loads = [
-        asked.load(asked.stage_content(solved.sizes, stage), again) for stage, again in enumerate(solved.again)
-    ]
+    loads = [asked.load(asked.stage_content(solved.sizes, stage), again) for stage, again in enumerate(solved.again)]
     assert all(
         asked.fits(asked.stage_content(solved.sizes, stage), stage, again) for stage, again in enumerate(solved.again)
     )
@@ -176,7 +175,9 @@ def test_the_program_chooses_recomputation_stage_by_stage_as_well_as_any(pp: int
 
 
 STRATEGIES = [
-    PP4, replace(PP4, recompute="full"), replace(PP4, recompute="selective"),
+    PP4,
+    replace(PP4, recompute="full"),
+    replace(PP4, recompute="selective"),
     replace(PP4, recompute="full", recompute_layers=1),
     Strategy(pp=2, vpp=2, dp_shard=2, schedule="interleaved"),
     Strategy(pp=2, vpp=3, dp_shard=2, schedule="interleaved", recompute="full"),

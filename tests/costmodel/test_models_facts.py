@@ -61,10 +61,17 @@ def test_all_56_configs_are_there() -> None:
 @pytest.mark.parametrize(
     "name,total,active",
     [
-        ("deepseek-v3", 671.0, 37.0), ("mixtral-8x7b", 46.7, 12.9), ("qwen3-235b-a22b", 235.0, 22.0),
-        ("kimi-k2", 1026.0, 32.0), ("glm-4.5-air", 106.0, 12.0), ("gpt-oss-120b", 116.8, 5.1),
-        ("ernie-4.5-300b-a47b", 300.0, 47.0), ("llama-4-maverick", 400.0, 17.0), ("llama-4-scout", 109.0, 17.0),
-        ("hunyuan-a13b", 80.0, 13.0), ("nemotron-3-nano-30b-a3b", 31.6, 3.6),
+        ("deepseek-v3", 671.0, 37.0),
+        ("mixtral-8x7b", 46.7, 12.9),
+        ("qwen3-235b-a22b", 235.0, 22.0),
+        ("kimi-k2", 1026.0, 32.0),
+        ("glm-4.5-air", 106.0, 12.0),
+        ("gpt-oss-120b", 116.8, 5.1),
+        ("ernie-4.5-300b-a47b", 300.0, 47.0),
+        ("llama-4-maverick", 400.0, 17.0),
+        ("llama-4-scout", 109.0, 17.0),
+        ("hunyuan-a13b", 80.0, 13.0),
+        ("nemotron-3-nano-30b-a3b", 31.6, 3.6),
     ],
 )
 def test_published_sizes_in_billions(name: str, total: float, active: float) -> None:
@@ -279,7 +286,14 @@ def least(tp: int, cp: int, pp: int, ep: int, etp: int, experts: Model, job: Wor
     block = tp * cp * pp
     for gpus in range(block, 4097, block):
         s = Strategy(
-            tp=tp, cp=cp, pp=pp, ep=ep, etp=etp, dp_shard=gpus // block, zero=0, sp=tp > 1,
+            tp=tp,
+            cp=cp,
+            pp=pp,
+            ep=ep,
+            etp=etp,
+            dp_shard=gpus // block,
+            zero=0,
+            sp=tp > 1,
             cp_kind="ring" if cp > 1 else "none",
         )
         batch = replace(job, global_batch=64 * s.dp)
@@ -292,14 +306,24 @@ def least(tp: int, cp: int, pp: int, ep: int, etp: int, experts: Model, job: Wor
 @pytest.mark.parametrize(
     "tp,cp,pp,ep,etp",
     [
-        (1, 1, 1, 8, 1), (2, 1, 1, 8, 1), (4, 1, 1, 8, 1), (2, 2, 1, 8, 1), (2, 1, 2, 8, 1), (2, 1, 1, 4, 2),
-        (8, 1, 1, 4, 1), (4, 1, 1, 6, 1), (2, 1, 2, 3, 1), (6, 1, 1, 4, 1), (2, 3, 1, 4, 1), (4, 1, 1, 3, 2),
+        (1, 1, 1, 8, 1),
+        (2, 1, 1, 8, 1),
+        (4, 1, 1, 8, 1),
+        (2, 2, 1, 8, 1),
+        (2, 1, 2, 8, 1),
+        (2, 1, 1, 4, 2),
+        (8, 1, 1, 4, 1),
+        (4, 1, 1, 6, 1),
+        (2, 1, 2, 3, 1),
+        (6, 1, 1, 4, 1),
+        (2, 3, 1, 4, 1),
+        (4, 1, 1, 3, 2),
     ],
 )
 def test_experts_fold_over_data_context_and_tensor_ranks(tp: int, cp: int, pp: int, ep: int, etp: int) -> None:
     # pp · lcm(tp·cp, ep·etp): both meshes divide the ranks of a stage
     plain = load_model("mixtral-8x7b").model
-    (name, kind), = plain.kinds.items()
+    ((name, kind),) = plain.kinds.items()
     assert isinstance(kind.ffn, Moe) and isinstance(kind.mixer, Attention)
     mixer = replace(kind.mixer, heads=48, kv_heads=48)
     model = replace(plain, kinds={name: replace(kind, mixer=mixer, ffn=replace(kind.ffn, experts=24 * ep))})

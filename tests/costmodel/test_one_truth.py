@@ -48,7 +48,8 @@ def fresh() -> None:
 @pytest.mark.parametrize(
     "model,gpus,runtime,count",
     [
-        ("llama-3.1-405b", 1024, "megatron", 2000), ("gemma-2-27b", 256, "torchtitan", 300),
+        ("llama-3.1-405b", 1024, "megatron", 2000),
+        ("gemma-2-27b", 256, "torchtitan", 300),
         ("gpt3-175b", 768, "any", 300),
     ],
 )

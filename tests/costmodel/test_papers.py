@@ -17,7 +17,12 @@ from distplan.costmodel.tables import engine
 from distplan.hardware.cluster import load_cluster
 
 PAPER = Precision(
-    name="2+2+12", compute="fp16", parameters="fp16", gradients="fp16", master="fp32", moments=("fp32", "fp32"),
+    name="2+2+12",
+    compute="fp16",
+    parameters="fp16",
+    gradients="fp16",
+    master="fp32",
+    moments=("fp32", "fp32"),
     matmul="fp16",
 )
 CLUSTER = load_cluster("dgx-a100")
@@ -30,19 +35,28 @@ def gpt(layers: int, hidden: int, heads: int, vocab: int = 51200, dropout: float
         heads=heads, kv_heads=heads, head_dim=head_dim, v_head_dim=head_dim, qkv_bias=True, out_bias=True
     )
     kind = LayerKind(
-        name="layer", mixer=attention, ffn=Mlp(ffn=4 * hidden, gated=False, bias=True, activation="gelu"),
-        norm="layernorm", norm_bias=True,
+        name="layer",
+        mixer=attention,
+        ffn=Mlp(ffn=4 * hidden, gated=False, bias=True, activation="gelu"),
+        norm="layernorm",
+        norm_bias=True,
     )
     return Model(
-        name="gpt", hidden=hidden, vocab=vocab, kinds={"layer": kind}, pattern=("layer",) * layers,
-        tied_embedding=True, positions="learned", max_positions=2048, dropout=dropout, attention_dropout=dropout,
+        name="gpt",
+        hidden=hidden,
+        vocab=vocab,
+        kinds={"layer": kind},
+        pattern=("layer",) * layers,
+        tied_embedding=True,
+        positions="learned",
+        max_positions=2048,
+        dropout=dropout,
+        attention_dropout=dropout,
     )
 
 
 def unfused(seq_len: int = 2048, global_batch: int = 64) -> Workload:
-    return Workload(
-        seq_len=seq_len, global_batch=global_batch, precision=PAPER, attention="unfused", causal=False,
-    )
+    return Workload(seq_len=seq_len, global_batch=global_batch, precision=PAPER, attention="unfused", causal=False)
 
 
 GPT3 = gpt(96, 12288, 96)
@@ -98,7 +112,9 @@ def test_activations_of_a_layer_under_sp_where_the_shard_is_saved(t: int) -> Non
 def test_activations_of_a_layer_under_sp_where_the_gathered_tensor_is_saved(t: int) -> None:
     formula = S * B * H * (4 + 30 / t + 5 * A * S / (H * t))
     strategy = Strategy(tp=t, sp=True, micro_batch=B)
-    assert saved_per_layer(strategy, unfused(), replace(MEGATRON, sp_saves="gathered")) == pytest.approx(formula, rel=SCALARS)
+    assert saved_per_layer(strategy, unfused(), replace(MEGATRON, sp_saves="gathered")) == pytest.approx(
+        formula, rel=SCALARS
+    )
 
 
 def test_full_recompute_keeps_the_layers_input_alone() -> None:
@@ -116,7 +132,8 @@ def test_selective_recompute_drops_the_attention_scores() -> None:
 
 def wire(found: Estimate, axis: str, kinds: tuple[str, ...], phase: str, name: str = "layer") -> float:
     return sum(
-        float(c.wire_bytes[0]) for c in found.communication
+        float(c.wire_bytes[0])
+        for c in found.communication
         if c.axis == axis and c.kind in kinds and phase in c.phase and c.name.startswith(name)
     )
 
@@ -146,7 +163,9 @@ def test_sp_moves_the_bytes_of_tp_forward_and_a_quarter_more_in_all_where_the_sh
     sp = priced(GPT3, unfused(global_batch=8), Strategy(tp=8, sp=True), runtime)
     forward = wire(sp, "tp", TP_KINDS, "forward")
     assert forward == pytest.approx(wire(tp, "tp", TP_KINDS, "forward"), rel=1e-12)
-    both = {name: sum(wire(e, "tp", TP_KINDS, p) for p in ("forward", "backward")) for name, e in (("tp", tp), ("sp", sp))}
+    both = {
+        name: sum(wire(e, "tp", TP_KINDS, p) for p in ("forward", "backward")) for name, e in (("tp", tp), ("sp", sp))
+    }
     assert both["sp"] == pytest.approx(ratio * both["tp"], rel=1e-12)
 
 
@@ -156,7 +175,9 @@ def dp_wire(runtime: Runtime, zero: int, micro_batches: int) -> float:
     return sum(float(c.wire_bytes[0]) for c in found.communication if c.axis.startswith(("dp", "cp")))
 
 
-@pytest.mark.parametrize("timing,volume", [("micro_batch", lambda m: 1.5 * m), ("last_micro_batch", lambda m: (2 * m + 1) / 2)])
+@pytest.mark.parametrize(
+    "timing,volume", [("micro_batch", lambda m: 1.5 * m), ("last_micro_batch", lambda m: (2 * m + 1) / 2)]
+)
 @pytest.mark.parametrize("micro_batches", [1, 2, 8])
 def test_zero_3_moves_one_and_a_half_times_dp_per_micro_batch(timing: str, volume: object, micro_batches: int) -> None:
     runtime = replace(MEGATRON, grad_reduce_sharded=timing)
@@ -188,7 +209,11 @@ def test_zero_memory_of_7_5_b_parameters_on_64_devices(zero: int, gigabytes: flo
 def test_parts_add_up_to_their_totals_exactly() -> None:
     rows = [
         Strategy(tp=tp, pp=pp, dp_shard=8, sp=tp > 1, zero=zero, recompute=recompute, micro_batch=mb)
-        for tp in (1, 4) for pp in (1, 4) for zero in (0, 1) for recompute in ("none", "full") for mb in (1, 2)
+        for tp in (1, 4)
+        for pp in (1, 4)
+        for zero in (0, 1)
+        for recompute in ("none", "full")
+        for mb in (1, 2)
     ]
     found = estimate(GPT3, unfused(global_batch=512), CLUSTER, MEGATRON, Strategies.of(rows), detail=True)
     for total, parts in ((found.step_seconds, found.time), (found.device_bytes, found.memory)):

@@ -244,8 +244,16 @@ def test_zero_bubble_forms_bound_the_simulation_from_below(name: str, chunks: in
         costs = StageCosts(forward=list(f), backward=list(b), input_gradient=list(inputs), p2p=link)
         simulated = simulate_step(name, stages=pp, micro_batches=m, chunks=chunks, costs=costs, dialect=dialect).seconds
         closed = pipeline_time(
-            name, forward=f[:, None], backward=b[:, None], input_gradient=inputs[:, None], count=[1] * size,
-            p2p=np.array([link]), overlap_p2p=True, m=np.array([float(m)]), pp=pp, vpp=chunks,
+            name,
+            forward=f[:, None],
+            backward=b[:, None],
+            input_gradient=inputs[:, None],
+            count=[1] * size,
+            p2p=np.array([link]),
+            overlap_p2p=True,
+            m=np.array([float(m)]),
+            pp=pp,
+            vpp=chunks,
         ).seconds[0]
         assert closed <= simulated * (1 + 1e-12)
         assert closed >= 0.7 * simulated

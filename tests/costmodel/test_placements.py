@@ -100,7 +100,12 @@ def test_the_custom_block_of_the_examples_is_priced_like_any_other() -> None:
     example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "custom_block.py"))
     model = example["with_bottleneck"]("llama-3.1-8b", narrow=1024, ffn=16384)
     found = estimate(
-        model, WORK, load_cluster("dgx-h100"), load_runtime("megatron"), Strategy(dp_shard=2, tp=4, sp=True), detail=True
+        model,
+        WORK,
+        load_cluster("dgx-h100"),
+        load_runtime("megatron"),
+        Strategy(dp_shard=2, tp=4, sp=True),
+        detail=True,
     )
     reduced = [c.name for c in found.communication if c.kind == "reduce_scatter" and c.phase == "forward"]
     assert "layer.down" in reduced

@@ -111,8 +111,7 @@ def test_deepseek_v3_keeps_moments_in_bf16_and_master_and_gradients_in_fp32() ->
 
 
 @pytest.mark.parametrize(
-    "name, cluster, element",
-    [("fp8", H100, 1.0), ("fp8-blockwise", H100, 1 + 4 / 128), ("mxfp8", B200, 1 + 1 / 32)],
+    "name, cluster, element", [("fp8", H100, 1.0), ("fp8-blockwise", H100, 1 + 4 / 128), ("mxfp8", B200, 1 + 1 / 32)]
 )
 def test_inputs_of_linear_layers_are_kept_cast(name: str, cluster: object, element: float) -> None:
     """Two norms' outputs and the MLP's inner value are kept in one byte and not two; attention's output, which its
@@ -158,9 +157,11 @@ def test_the_first_and_last_layers_of_nvfp4_have_no_narrow_product() -> None:
     eng = engine(dense(), work, B200, MEGATRON)
     kinds = [eng.segments[number].name for number in eng.pattern]
     assert kinds == ["layer.layer.high"] * 2 + ["layer.layer"] * 4 + ["layer.layer.high"] * 2
-    assert {
-        (eng.segments[w.segment].name, w.dtype) for w in works_of("nvfp4", dense(), B200) if w.category == 0
-    } == {("layer.layer.high", "bf16"), ("layer.layer", "fp4"), ("head", "bf16")}
+    assert {(eng.segments[w.segment].name, w.dtype) for w in works_of("nvfp4", dense(), B200) if w.category == 0} == {
+        ("layer.layer.high", "bf16"),
+        ("layer.layer", "fp4"),
+        ("head", "bf16"),
+    }
 
 
 @pytest.mark.parametrize("degrees", [{}, {"tp": 2, "pp": 2, "sp": True}])

@@ -38,9 +38,7 @@ def all_schedules() -> list[Schedule]:
 def test_every_chunk_sees_every_micro_batch_once_forward_and_once_backward() -> None:
     for schedule in all_schedules():
         for rank in schedule.jobs:
-            done = Counter(
-                (leaf.kind, leaf.chunk, leaf.micro_batch) for job in rank if job for leaf in leaves(job)
-            )
+            done = Counter((leaf.kind, leaf.chunk, leaf.micro_batch) for job in rank if job for leaf in leaves(job))
             for chunk, i in itertools.product(range(schedule.chunks), range(schedule.micro_batches)):
                 assert done["F", chunk, i] == 1
                 assert done["B", chunk, i] + done["I", chunk, i] == 1

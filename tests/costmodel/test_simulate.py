@@ -20,9 +20,7 @@ from distplan.costmodel.simulate_views import LEGEND, chrome_trace, timeline
 def even(name: str, p: int, m: int, chunks: int = 1, dialect: str = "") -> Simulation:
     """Forward 1 and backward 2 per stage, messages free."""
     k = p * chunks
-    costs = StageCosts(
-        forward=[1.0 / chunks] * k, backward=[2.0 / chunks] * k, activation=[1.0 / chunks] * k
-    )
+    costs = StageCosts(forward=[1.0 / chunks] * k, backward=[2.0 / chunks] * k, activation=[1.0 / chunks] * k)
     return simulate(build_schedule(name, stages=p, micro_batches=m, chunks=chunks, dialect=dialect), costs)
 
 

@@ -214,6 +214,7 @@ def test_a_program_that_forgets_a_reduction_is_not_equivalent(monkeypatch: pytes
 
 def test_a_collective_that_changes_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """An all-reduce whose result nobody reads."""
+
     def pad(program: SegmentProgram) -> SegmentProgram:
         twice = [n for n in program.nodes if n.kind == "all_reduce" and n.phase == "forward"][:1]
         nodes = list(program.nodes)
