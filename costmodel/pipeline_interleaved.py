@@ -142,12 +142,13 @@ def _stay(held: Rows, vpp: int, cost: Floats, p2p: Floats, m: Floats) -> Floats:
     middle = -both[-1]
     for at, (row, times) in enumerate(held):
         middle = middle + (times * m - _met(row, times, pp, vpp)) * both[at]
-    best: Floats = ends[0] + middle[0]
-    for s in range(1, pp):
-        best = np.maximum(best, ends[s] + middle[s])
-    ride: Floats = np.maximum(0.0, np.floor(m / pp) - 3.0) * _ride(held, vpp, cost, p2p)
-    ridden: Floats = np.maximum(best, (ends[0] + middle[0]) + ride)
-    return ridden
+    best: Floats = np.maximum.reduce(ends + middle, axis=0)
+    slow = np.flatnonzero(p2p > np.minimum.reduce(cost, axis=(0, 1, 2)))
+    if len(slow):
+        groups = np.maximum(0.0, np.floor(m[slow] / pp) - 3.0)
+        ridden = (ends[0, slow] + middle[0, slow]) + groups * _ride(held, vpp, cost[..., slow], p2p[slow])
+        best[slow] = np.maximum(best[slow], ridden)
+    return best
 
 
 def _ride(held: Rows, vpp: int, cost: Floats, p2p: Floats) -> Floats:
