@@ -183,10 +183,10 @@ def _with_extras(plan: Plan, pricer: Pricer, tally: Tally, *, sensitivity: bool,
 
 
 def _balanced(plan: Plan, pricer: Pricer) -> Plan:
+    """With a cut of the stages by hand for the best: an integer program may take a second."""
     if plan.interrupted or plan.best is None:
         return plan
-    runners_up = tuple(pricer.balanced(choice) for choice in plan.runners_up)
-    return replace(plan, best=pricer.balanced(plan.best), runners_up=runners_up)
+    return replace(plan, best=pricer.balanced(plan.best))
 
 
 def _without_plan(plan: Plan, pricer: Pricer, tally: Tally) -> Plan:
