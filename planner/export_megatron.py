@@ -18,6 +18,7 @@ from distplan.planner.output import yaml_text
 CP_COMM = {"ring": "p2p", "all_gather": "all_gather", "ulysses": "a2a"}
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 MODULES = {"norm": "layernorm", "mlp_act": "mlp"}
+LAYOUT = "pipeline_model_parallel_layout"
 DATA_OUTSIDE = ("dp_replicate", "dp_shard", "pp", "cp", "tp")
 _YOURS = "data, tokenizer, learning rate, checkpoints, rotary base and norm epsilon are yours to add"
 _OPTIMIZERS = {"adamw": "adam", "adamw8bit": "adam", "sgd": "sgd"}
@@ -179,7 +180,7 @@ def _parallel(job: Job) -> dict[str, Any]:
     chunks = s.pp * s.vpp
     first, last = counted(job.model.layers, chunks)
     if s.pp > 1 and job.model.mtp_layers and (job.model.layers + first + last) % chunks:
-        return values | {"pipeline_model_parallel_layout": layout(job.model.layers, chunks, job.model.mtp_layers)}
+        return values | {LAYOUT: layout(job.model.layers, chunks, job.model.mtp_layers)}
     if first:
         values["account_for_embedding_in_pipeline_split"] = True
     if last:
@@ -272,6 +273,8 @@ def _known(job: Job) -> str:
 
 def _arguments(values: Mapping[str, Any]) -> list[str]:
     lines = []
+    if LAYOUT in values:  # says the virtual stages too; Megatron takes only one of the two arguments
+        values = {field: value for field, value in values.items() if field != "virtual_pipeline_model_parallel_size"}
     for field, value in values.items():
         flag = _FLAGS.get(field, field.replace("_", "-"))
         if field in _BY_ABSENCE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ _MODEL = {
     "top_k": "moe-router-topk",
 }
 """our word -> the argument"""
+_LAYOUT = "pipeline-model-parallel-layout"
 _GRANULARITY = {"full": "full", "selective": "selective"}
 
 
@@ -98,7 +100,21 @@ def _sizes(doc: Document) -> Mapping[str, Any]:
     }
 
 
+def _laid_out(doc: Document, pp: int) -> int:
+    """Chunks per rank of a layout such as Et|(tt|)*6tL: `|` ends a chunk, `*n` repeats a letter, a bar or a group."""
+    written = take(doc, _LAYOUT, str).replace(",", "")
+    chunks = 1
+    for group, groups, letter, letters in re.findall(r"\(([^()]*)\)(?:\*(\d{1,4}))?|([^()])(?:\*(\d{1,4}))?", written):
+        inner = sum(int(times or 1) for times in re.findall(r"\|(?:\*(\d{1,4}))?", group))
+        chunks += inner * int(groups or 1) + (letter == "|") * int(letters or 1)
+    if chunks % pp:
+        raise doc.error(f"{chunks} chunks do not go round {pp} stages", _LAYOUT)
+    return chunks // pp
+
+
 def _chunks(doc: Document, model: Mapping[str, Any], pp: int) -> int:
+    if doc.value.get(_LAYOUT) is not None:
+        return _laid_out(doc, pp)
     if doc.value.get("num-layers-per-virtual-pipeline-stage") is None:
         return _degree(doc, "num-virtual-stages-per-pipeline-rank")
     each = take(doc, "num-layers-per-virtual-pipeline-stage", int, minimum=1)

@@ -30,6 +30,7 @@ from distplan.planner.wording import (
 
 Plain = dict[str, Any]
 BAR_WIDTH = 22
+LITTLE = 0.01  # of a step: a gain too small to spell out
 
 
 def draw(shown: Plain, console: Console) -> None:
@@ -160,10 +161,11 @@ def _balanced(best: Plain) -> Iterator[RenderableType]:
     if split is None:
         return
     gain = 1.0 - split["step_seconds"] / split["default_step_seconds"]
-    if split["layers"] == split["default_layers"] and gain <= 0.0:
-        yield line(f"stages: no cut by hand beats the default {split_label(split['default_layers'])}{_proved(split)}")
-        return
     layers, default = split_label(split["layers"]), split_label(split["default_layers"])
+    if gain < LITTLE and (gain > 0.0 or layers == default):
+        said = f"a cut by hand gains {percent(gain)} over" if gain > 0.0 else "no cut by hand beats"
+        yield line(f"stages: {said} the default {default}{_proved(split)}")
+        return
     yield line(f"stages by hand: layers {layers}, by default {default}")
     here, there = gib(split["device_bytes"]), gib(split["default_device_bytes"])
     time = f"{seconds(split['step_seconds'])} ({percent(-gain, signed=True)})"
@@ -226,20 +228,20 @@ def _runners_up(shown: Plain) -> Iterator[RenderableType]:
     if not runners:
         return
     several = len(shown["gpus"]) > 1
-    batches = len(shown["global_batches"]) > 1
-    cost = shown["objective"] == "cost"
+    header = {"cost": "dearer", "step-time": "slower"}.get(shown["objective"], "time")
     yield heading("On the front as well" if shown["objective"] == "pareto" else "Runners-up")
     rows = []
     for rank, runner in enumerate(runners, start=2):
         extra = [f"{runner['gpus']} GPUs"] if several else []
-        extra += [f"batch {runner['global_batch']}"] if batches else []
+        extra += [f"batch {runner['global_batch']}"] if len(shown["global_batches"]) > 1 else []
         label = " ".join([*extra, strategy_label(runner["strategy"])])
-        gap = runner["relative"] - 1.0 if cost else _per_sequence(runner) / _per_sequence(shown["best"]) - 1.0
+        ratio = runner["relative"] if header == "dearer" else _per_sequence(runner) / _per_sequence(shown["best"])
         cause = runner["slower_mostly"]
-        why = f"{words(cause['part'])} {signed_seconds(cause['seconds'])}" if cause["seconds"] > 0.0 else ""
-        slower = ("tie " if runner["tie"] else "") + percent(gap, signed=True)
+        late = cause["seconds"] if ratio >= 1.0 else 0.0
+        why = f"{words(cause['part'])} {signed_seconds(late)}" if late > 0.0 else ""
+        slower = ("tie " if runner["tie"] else "") + percent(ratio - 1.0, signed=True)
         rows.append((str(rank), label, seconds(runner["step_seconds"]), slower, gib(runner["device_bytes"]), why))
-    yield table(("#", "strategy", "step", "dearer" if cost else "slower", "memory", "mostly"), rows, left=(1, 5))
+    yield table(("#", "strategy", "step", header, "memory", "mostly"), rows, left=(1, 5))
     if any(runner["tie"] for runner in runners):
         yield line("tie: within the error band of the first; their order is not known")
 
@@ -292,4 +294,5 @@ def _elsewhere(shown: Plain) -> Iterator[str]:
     else:
         label = strategy_label(other["best"]["strategy"])
         gain = percent(other["speedup"] - 1.0, signed=True)
-        yield f"any runtime: {gain} speed with {other['runtime']} ({label})"
+        whose = "rules of several" if other["runtime"] == "any" else other["runtime"]
+        yield f"any runtime: {gain} speed with {whose} ({label})"

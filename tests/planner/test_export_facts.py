@@ -158,3 +158,13 @@ def test_megatron_lays_out_what_counts_multi_token_prediction_as_a_layer() -> No
         assert parts[0].startswith("E") and parts[-1].endswith("mL")
         assert tuple(part.count("t") for part in parts) == chunk_layers(61, chunks, 1)
         assert sum(part.count("t") for part in parts) == 61
+
+
+def test_a_layout_of_megatron_stands_in_place_of_the_virtual_stages() -> None:
+    # megatron/training/arguments.py asserts that no more than one of the two is given
+    base = job(replace(BIG, vpp=4, schedule="interleaved"))
+    many = replace(base.model, pattern=base.model.pattern[:1] * 13, mtp_layers=1)
+    given = arguments(replace(base, model=many))
+    assert given["--pipeline-model-parallel-layout"].count("|") == 2 * 4 - 1
+    assert "--num-virtual-stages-per-pipeline-rank" not in given
+    assert arguments(base)["--num-virtual-stages-per-pipeline-rank"] == "4"

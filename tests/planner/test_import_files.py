@@ -57,6 +57,20 @@ def test_a_training_script_of_megatron(tmp_path: Path) -> None:
     assert found.model == {"layers": 32}
 
 
+@pytest.mark.parametrize(("written_as", "chunks"), [("Ettt|(tt|)*29,m|L", 32), ("Et|tt|tt|tL", 4), ("Et*3|t*4|*3L", 5)])
+def test_a_layout_of_megatron_says_the_chunks(written_as: str, chunks: int, tmp_path: Path) -> None:
+    # the first is the example of Megatron Core's parser: [E t t t], 29 of [t t], [m], [L]
+    def script(stages: int) -> Path:
+        sizes = f"--nproc-per-node {stages} --pipeline-model-parallel-size {stages} --global-batch-size 64"
+        text = f"torchrun pretrain_gpt.py {sizes} --pipeline-model-parallel-layout '{written_as}'\n"
+        return written(tmp_path, f"{stages}.sh", text)
+
+    assert import_file(script(1)).strategy.vpp == chunks
+    assert import_file(script(chunks)).strategy.vpp == 1
+    with pytest.raises(DistplanError, match="do not go round 3 stages"):
+        import_file(script(3))
+
+
 def test_megatron_without_a_number_of_gpus_asks_for_it(tmp_path: Path) -> None:
     path = written(tmp_path, "a.args", "--tensor-model-parallel-size 8\n")
     with pytest.raises(DistplanError, match="give --gpus"):

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from distplan.costmodel.balance import BalancedSplit
 from distplan.costmodel.strategy import Strategy
 from distplan.planner.document import document
 from distplan.planner.output import csv_text, json_text, yaml_text
@@ -87,6 +88,18 @@ def test_runners_up_of_other_sizes_are_compared_for_as_many_tokens(invented_plan
     text = drawn(document(replace(invented_plan, objective="cost", gpus=(64, 128), runners_up=(double,))))
     assert "dearer" in text and "slower" not in text.split("Runners-up")[1]
     assert "+10.0 %" in text and "-45" not in text
+
+
+@pytest.mark.parametrize(("after", "said"), [(9.95, "gains 0.5 % over the default 2×40"), (9.0, "layers 2×39, 1×2")])
+def test_a_small_gain_by_hand_is_one_line(invented_plan: Plan, after: float, said: str) -> None:
+    assert invented_plan.best is not None
+    split = BalancedSplit(
+        layers=(2,) * 39 + (1, 1), default_layers=(2,) * 40, recompute_layers=(0,) * 4, default_recompute_layers=0,
+        step_seconds=after, default_step_seconds=10.0, heaviest_seconds=1.0, default_heaviest_seconds=1.0,
+        device_bytes=1e9, default_device_bytes=1e9, method="exact", gap=0.0,
+    )  # fmt: skip
+    best = replace(invented_plan.best, balanced=split)
+    assert said in drawn(document(replace(invented_plan, best=best)))
 
 
 def test_escapes_in_names_do_not_reach_the_terminal(invented_plan: Plan) -> None:
