@@ -153,6 +153,8 @@ def _settings(job: Job) -> tuple[Mapping[str, Mapping[str, Any]], tuple[Unsaid, 
         "precision and optimizer": precision,
         "model": {**config, **gpt_model(job.model), "attention_backend": job.workload.attention},
     }
+    if job.strategy.recompute == "selective" and set(job.runtime.selective) - set(MODULES):
+        remarks = (*remarks, f"{job.runtime.name} chooses operator by operator what it repeats, Megatron by module")
     unsaid = (
         *job.unsaid("schedule", "interleaved" if job.strategy.vpp > 1 else "1f1b", "Megatron runs 1F1B or interleaved"),
         *_sp_alone(job),
@@ -234,7 +236,8 @@ def _recompute(job: Job) -> tuple[dict[str, Any], tuple[Unsaid, ...]]:
     if s.recompute == "none":
         return {}, job.unsaid("recompute_layers", 0, why)
     if s.recompute == "selective":
-        modules = [MODULES[part] for part in job.runtime.selective]
+        parts = MODULES if set(job.runtime.selective) - set(MODULES) else job.runtime.selective
+        modules = [MODULES[part] for part in parts]
         if job.workload.attention == "unfused":
             modules.insert(0, "core_attn")
         values = {"recompute_granularity": "selective", "recompute_modules": modules or ["core_attn"]}

@@ -168,3 +168,11 @@ def test_a_layout_of_megatron_stands_in_place_of_the_virtual_stages() -> None:
     assert given["--pipeline-model-parallel-layout"].count("|") == 2 * 4 - 1
     assert "--num-virtual-stages-per-pipeline-rank" not in given
     assert arguments(base)["--num-virtual-stages-per-pipeline-rank"] == "4"
+
+
+def test_a_choice_operator_by_operator_becomes_megatrons_modules_and_is_said() -> None:
+    of = job(replace(BIG, zero=2, recompute="selective"), runtime="torchtitan")
+    assert of.runtime.selective == ("operators",)
+    made = export(of, "megatron")
+    assert "--recompute-modules layernorm mlp\n" in made.text
+    assert any("operator by operator" in remark for remark in made.remarks)
