@@ -127,6 +127,18 @@ def test_the_hardware_in_the_readme_loads(tmp_path: Path) -> None:
     assert load_cluster(tmp_path / "lab.yaml").gpus_per_node == 4
 
 
+def test_the_python_in_its_document_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert blocks
+    scope: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, "docs/python.md", "exec"), scope)
+    assert scope["plan"].best.gpus in (8, 16)
+    assert (tmp_path / "strategy.yaml").is_file()
+
+
 def test_links_inside_the_repository_lead_somewhere() -> None:
     for document in (README, CLI, GLOSSARY):
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", document):
