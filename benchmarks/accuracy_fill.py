@@ -60,6 +60,8 @@ def case_of(row: Row) -> Case:
     said = first_match("attention", {**row, "pattern": row["attention_impl"]}, keys=("pattern", "framework"))
     attention = said["is"] if said else framework.get("attention", "flash")
     changes = framework.get("changes", {}) | (said or {}).get("changes", {})
+    dispatch = first_match("dispatch", row, keys=("notes", "framework")) if row["model_kind"] != "dense" else None
+    changes |= (dispatch or {}).get("changes", {})
     runtime = _runtime(framework["runtime"], json.dumps(changes))
     strategy, recompute = _strategy(row, framework, runtime, filled)
     model = _model(row, framework, filled)
@@ -82,6 +84,8 @@ def _runtime(name: str, changes: str) -> Runtime:
     facts = json.loads(changes)
     if "overlap" in facts:
         facts["overlap"] = {**runtime.overlap, **facts["overlap"]}
+    if "state" in facts:
+        facts["state"] = replace(runtime.state, **facts["state"])
     if "name" in facts:
         facts["software_factors"] = software_factors(facts["name"])
     return replace(runtime, **facts) if facts else runtime

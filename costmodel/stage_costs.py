@@ -156,7 +156,7 @@ def state_bytes(
     return StateBytes(
         parameters=parameters, gradients=np.where(zero >= 2.0, trained, produced) * (gradient + kept),
         optimizer=states * (1.0 - on_host), gathered=gathered_bytes(content, elements, zero, workload, runtime),
-        buckets=np.where(zero >= float(runtime.state.buckets_from), bucket, 0.0), step_temporary=trained * copies, host=states * on_host,
+        buckets=np.where(zero >= float(runtime.state.buckets_from), bucket, 0.0), step_temporary=trained * copies + produced * runtime.state.step_flat, host=states * on_host,
         optimizer_traffic=traffic, gradient_elements=trained,
     )
 
@@ -216,12 +216,17 @@ def stage_memory(
     ]
     if is_last:
         phases.insert(1, ("loss", (held, acts.head, None, None, state.gathered, None)))
-    return [_in_phase(run, state, moving, PHASES.index(name), runtime) for name, moving in phases]
+    left = held + workspace + acts.temporaries if runtime.state.step_beside else None
+    return [
+        _in_phase(run, state, moving, PHASES.index(name), runtime, left if name == "optimizer step" else None)
+        for name, moving in phases
+    ]
 
 
 def _in_phase(
-    run: Run, state: StateBytes, moving: tuple[Floats | None, ...], phase: int, runtime: Runtime
+    run: Run, state: StateBytes, moving: tuple[Floats | None, ...], phase: int, runtime: Runtime, left: Floats | None
 ) -> StageMemory:
+    """`left`: bytes of freed blocks that the allocator keeps and the phase does not use."""
     allocated = (state.parameters + state.gradients) + state.optimizer
     dynamic: Floats | None = None
     for part in moving:
@@ -229,9 +234,10 @@ def _in_phase(
             allocated = allocated + part
             dynamic = part if dynamic is None else dynamic + part
     assert dynamic is not None
+    unused = dynamic * runtime.fragmentation
     return StageMemory(
         state=state, moving=moving, stage=run.first, phase=phase, allocated=allocated,
-        fragmentation=dynamic * runtime.fragmentation,
+        fragmentation=unused if left is None else unused + left,
     )
 
 
