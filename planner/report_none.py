@@ -38,7 +38,7 @@ def _nothing_legal(why: Plain, *, bounded_out: bool) -> Iterator[str]:
     else:
         yield f"No strategy is legal on {count(why['gpus'], 'GPU')}."
     near = [f"{why[side]:,}" for side in ("below", "above") if why[side] is not None]
-    yield f"Nearest counts with a legal strategy: {' and '.join(near)}." if near else "No count near it has one."
+    yield f"Nearest counts with a legal strategy: {' and '.join(near)}." if near else "No count near it has a legal one."
 
 
 def _nothing_fits(why: Plain, shown: Plain) -> Iterator[str]:
@@ -47,7 +47,9 @@ def _nothing_fits(why: Plain, shown: Plain) -> Iterator[str]:
     yield f"Nothing fits on {gpus} {'GPU' if gpus == '1' else 'GPUs'}."
     yield f"Nearest to fitting: {strategy_label(nearest['strategy'])}"
     total, usable = gib(nearest["device_bytes"]), gib(nearest["usable_bytes"])
-    yield f"stage {why['stage']} lacks {gib(why['bytes_over'])} at {why['phase']}: {total} of {usable} usable"
+    most = nearest["usable_bytes"] + why["bytes_over"]
+    high = f", up to {gib(most)}," if most > nearest["device_bytes"] else ""
+    yield f"stage {why['stage']} lacks {gib(why['bytes_over'])} at {why['phase']}: {total}{high} of {usable} usable"
     parts = sorted(nearest["memory"].items(), key=lambda item: (-item[1], item[0]))[:3]
     whole = nearest["device_bytes"]
     yield "largest parts: " + ", ".join(f"{words(name)} {gib(part)} ({percent(part / whole)})" for name, part in parts)

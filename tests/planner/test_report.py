@@ -124,6 +124,11 @@ def test_nothing_fits_names_stage_phase_bytes_and_the_smallest_count(invented_pl
     text = drawn(document(replace(invented_plan, best=None, runners_up=(), why_nothing=why)))
     for said in ("Nothing fits on 64 GPUs", "stage 0 lacks 3.50 GiB at forward peak", "128 GPUs"):
         assert said in text
+    # what is lacking is counted from the high end, which stands beside the expected value
+    usable = float(best.estimate.usable_bytes[0])
+    above = replace(why, bytes_over=float(best.estimate.device_bytes[0]) - usable + 2 * 2**30)
+    text = drawn(document(replace(invented_plan, best=None, runners_up=(), why_nothing=above)))
+    assert f"up to {float(best.estimate.device_bytes[0]) / 2**30 + 2:.2f} GiB" in " ".join(text.split())
 
 
 def test_nothing_legal_names_the_neighbours(invented_plan: Plan) -> None:
