@@ -38,7 +38,7 @@ def _nothing_legal(why: Plain, *, bounded_out: bool) -> Iterator[str]:
     else:
         yield f"No strategy is legal on {count(why['gpus'], 'GPU')}."
     near = [f"{why[side]:,}" for side in ("below", "above") if why[side] is not None]
-    yield f"Nearest counts with a legal strategy: {' and '.join(near)}." if near else "No count near it has a legal one."
+    yield f"Nearest counts with a legal strategy: {' and '.join(near)}." if near else "No near count has a legal one."
 
 
 def _nothing_fits(why: Plain, shown: Plain) -> Iterator[str]:
