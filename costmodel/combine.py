@@ -54,15 +54,17 @@ class LocalTables:
 
 @dataclass(frozen=True, slots=True)
 class StateTables:
-    tables: Places
+    tables: Mapping[str, Floats]
     zero: Floats
     gpus: Floats
     index: Ints
 
     def of(self, rows: NDArray[np.intp]) -> StateTables:
         used, index = renumbered(self.index[rows], len(self.zero))
-        tables = Places(self.tables.arrays, self.tables.places[used])
-        return StateTables(tables, self.zero[used], self.gpus[used], index)
+        if len(used) < len(self.zero):
+            tables = {name: values[..., used] for name, values in self.tables.items()}
+            return StateTables(tables, self.zero[used], self.gpus[used], index)
+        return StateTables(self.tables, self.zero, self.gpus, index)
 
 
 def _local_columns(eng: Engine, rows: Strategies, gpus: Floats) -> dict[str, Floats]:
@@ -92,4 +94,5 @@ def state_tables(eng: Engine, rows: Strategies, gpus: Floats) -> StateTables:
     columns |= {name: rows.columns[name].astype(np.float64) for name in ("sp", "zero")}
     first, index = distinct(*columns.values())
     at = {name: column[first] for name, column in columns.items()}
-    return StateTables(Places(eng.state.arrays, eng.state.find(at)), at["zero"], at["gpus"], index)
+    places = eng.state.find(at)
+    return StateTables(dict(Places(eng.state.arrays, places)), at["zero"], at["gpus"], index)

@@ -18,6 +18,7 @@ from distplan.costmodel.lower import PHASES
 from distplan.costmodel.pipeline import PipelineTime, pipeline_time
 from distplan.costmodel.stage_costs import (
     MEMORY_PARTS,
+    Activations,
     StateBytes,
     WorstMemory,
     activations,
@@ -73,6 +74,10 @@ class GroupCosts:
             getattr(self, f.name)[..., rows] = getattr(other, f.name)
 
 
+KEPT = ("saved", "remade", "transient")
+"""local tables that memory is made of"""
+
+
 def group_costs(
     eng: Engine, rows: Strategies, gpus: Floats, local: LocalTables, state: StateTables, *, pp: int, vpp: int,
     schedule: str, usable: float, global_batch: float, detail: bool, cut: Split | None = None,
@@ -88,10 +93,12 @@ def group_costs(
         )
         for run in cut.stages
     ]
-    layers = _recomputed(eng, rows, local, state, states, cut, m, pp, vpp, schedule, usable)
+    plain, chosen = {"saved": local.plain["saved"]}, {name: local.chosen[name] for name in KEPT}
+    kept = [activations(run.content, plain, chosen) for run in cut.stages]
+    layers = _recomputed(eng, rows, local, state, states, kept, cut, m, pp, vpp, schedule, usable)
     memories = []
-    for run, held in zip(cut.stages, states, strict=True):
-        acts = _rows_of(activations(run.content, local.plain, local.chosen), local.index)
+    for run, held, of_run in zip(cut.stages, states, kept, strict=True):
+        acts = _rows_of(of_run, local.index)
         flight = chunks_in_flight(schedule, run, pp, vpp, m)
         share = _share(layers, run)
         is_last = run.first + run.count == pp
@@ -129,8 +136,8 @@ def _share(layers: Floats, run: Run) -> Floats:
 
 
 def _recomputed(
-    eng: Engine, rows: Strategies, local: LocalTables, state: StateTables, states: list[StateBytes], cut: Split,
-    m: Floats, pp: int, vpp: int, schedule: str, usable: float,
+    eng: Engine, rows: Strategies, local: LocalTables, state: StateTables, states: list[StateBytes],
+    kept: list[Activations], cut: Split, m: Floats, pp: int, vpp: int, schedule: str, usable: float,
 ) -> Floats:
     """Layers per stage that are recomputed: none, all (selective), as said, or the least that fits (full)."""
     most = float(max(sum(layers_only(run.content)) for run in cut.stages))
@@ -143,12 +150,12 @@ def _recomputed(
     at = np.flatnonzero(solve)
     needed = np.ones(len(at))
     high = fitted.memory_band(*eng.like).high
-    for run, held in zip(cut.stages, states, strict=True):
-        acts = _rows_of(activations(run.content, local.plain, local.chosen), local.index[at])
+    for run, held, of_run in zip(cut.stages, states, kept, strict=True):
+        acts = _rows_of(of_run, local.index[at])
         flight = chunks_in_flight(schedule, run, pp, vpp, m[at])
         number = sum(layers_only(run.content))
-        kept = _rows_of(held, state.index[at])
-        needed = np.maximum(needed, layers_to_recompute(kept, acts, flight, number, usable, eng.runtime, high))
+        stored = _rows_of(held, state.index[at])
+        needed = np.maximum(needed, layers_to_recompute(stored, acts, flight, number, usable, eng.runtime, high))
     layers[at] = needed
     return layers
 
