@@ -163,7 +163,7 @@ class Backward:
             spent += [a for a in tape.values[dy].layout.partial if a not in spent]
             layout = Layout(layout.dims, layout.shards, tuple(spent))
             dtype = "gradient" if tape.root[target] in tape.weights else "compute"
-            dtype = tape.values[target].dtype if node.kind == "cast" else dtype
+            dtype = tape.values[target].dtype if node.kind in ("cast", "softmax") else dtype
             chunks = tape.values[target].chunks
             outputs.append(tape.define(f"{node.name}.grad.{len(outputs)}", layout, dtype, chunks))
         kind = f"{node.kind}_grad"

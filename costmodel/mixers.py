@@ -92,11 +92,23 @@ def _core(b: Builder, a: Attention, qkv: tuple[str, str, str], workload: Workloa
         scores = b.add(
             "bias", "attention.add_sinks", {scores: SCORES, sinks: ("kv_heads", "group")}, SCORES, fused=True
         )
-    probs = b.add("softmax", "attention.softmax", {scores: SCORES}, SCORES, whole=("kv_seq",), tag="core_attention")
+    probs = _softmax(b, scores, workload.attention == "eager")
     probs = b.dropout("attention.softmax_dropout", probs, SCORES, rate, tag="core_attention")
     return b.add(
         "einsum", "attention.context", {probs: SCORES, v: VALUE_READ}, CONTEXT, whole=("kv_seq",), tag="core_attention"
     )
+
+
+def _softmax(b: Builder, scores: str, eager: bool) -> str:
+    """Masked softmax in one kernel, or as torch's operators: to fp32, scale and mask, softmax, and back."""
+    if not eager:
+        return b.add("softmax", "attention.softmax", {scores: SCORES}, SCORES, whole=("kv_seq",), tag="core_attention")
+    for name in ("scores_fp32", "masked"):
+        scores = b.add("cast", f"attention.{name}", {scores: SCORES}, SCORES, dtype="fp32", tag="core_attention")
+    probs = b.add(
+        "softmax", "attention.softmax", {scores: SCORES}, SCORES, whole=("kv_seq",), dtype="fp32", tag="core_attention"
+    )
+    return b.add("cast", "attention.probs", {probs: SCORES}, SCORES, tag="core_attention")
 
 
 def linear_attention(b: Builder, a: LinearAttention, x: str, kind: LayerKind) -> str:

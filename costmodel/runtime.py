@@ -124,8 +124,8 @@ class Runtime:
     overlap: Mapping[str, bool]
     """collective class (dp_grad, dp_param, tp, tp_backward, cp, pp, pp_interleaved, ep) -> hidden where it can be"""
     selective: tuple[str, ...]
-    """what selective recomputation repeats under flash attention: norm, mlp_act (unfused: core attention), or operators:
-    everything but attention, what is scattered, and every other product of a weight"""
+    """what selective recomputation repeats under flash attention: norm, mlp_act (unfused: core attention), or
+    operators: everything but attention, what is scattered, and every other product of a weight"""
     fused_glu: bool
     """the gated activation is one kernel, which keeps gate and up (unfused: their activation too)"""
     fused_norm: bool

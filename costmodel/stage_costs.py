@@ -156,7 +156,8 @@ def state_bytes(
     return StateBytes(
         parameters=parameters, gradients=np.where(zero >= 2.0, trained, produced) * (gradient + kept),
         optimizer=states * (1.0 - on_host), gathered=gathered_bytes(content, elements, zero, workload, runtime),
-        buckets=np.where(zero >= float(runtime.state.buckets_from), bucket, 0.0), step_temporary=trained * copies + produced * runtime.state.step_flat, host=states * on_host,
+        buckets=np.where(zero >= float(runtime.state.buckets_from), bucket, 0.0),
+        step_temporary=trained * copies + produced * runtime.state.step_flat, host=states * on_host,
         optimizer_traffic=traffic, gradient_elements=trained,
     )
 

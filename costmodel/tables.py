@@ -135,7 +135,7 @@ class Engine:
 
     def structure(self, sp: str, cp_kind: str, recompute: str) -> Structure:
         tags = {"none": (), "full": ("layer",), "selective": self.runtime.selective}[recompute]
-        if recompute == "selective" and self.workload.attention == "unfused":
+        if recompute == "selective" and self.workload.attention != "flash":
             tags = ("core_attention",)
         return Structure(
             sp=sp == "true",

@@ -64,7 +64,7 @@ WORKLOAD: Mapping[str, Row] = {
     "precision": Row(takes="RECIPE", help="bf16, fp16, fp8, fp32 and variants (docs/cli.md)."),
     "images_per_sequence": Row(takes="N", help="Images in a sequence; 0 leaves the image tower out."),
     "optimizer": Row(takes="NAME", help="adamw, adamw8bit or sgd."),
-    "attention": Row(takes="KIND", help="flash or unfused."),
+    "attention": Row(takes="KIND", help="flash, unfused or eager."),
     "loss": Row(takes="KIND", help="vocab_parallel, fp32_logits, log_softmax, gathered, compiled or fused."),
 }
 

@@ -151,7 +151,7 @@ def _settings(job: Job) -> tuple[Mapping[str, Mapping[str, Any]], tuple[Unsaid, 
         "recomputation": recompute,
         "batch": batch,
         "precision and optimizer": precision,
-        "model": {**config, **gpt_model(job.model), "attention_backend": job.workload.attention},
+        "model": {**config, **gpt_model(job.model), "attention_backend": "flash" if job.workload.attention == "flash" else "unfused"},
     }
     if job.strategy.recompute == "selective" and set(job.runtime.selective) - set(MODULES):
         remarks = (*remarks, f"{job.runtime.name} chooses operator by operator what it repeats, Megatron by module")
@@ -238,7 +238,7 @@ def _recompute(job: Job) -> tuple[dict[str, Any], tuple[Unsaid, ...]]:
     if s.recompute == "selective":
         parts = MODULES if set(job.runtime.selective) - set(MODULES) else job.runtime.selective
         modules = [MODULES[part] for part in parts]
-        if job.workload.attention == "unfused":
+        if job.workload.attention != "flash":
             modules.insert(0, "core_attn")
         values = {"recompute_granularity": "selective", "recompute_modules": modules or ["core_attn"]}
         return values, job.unsaid("recompute_layers", 0, why)
