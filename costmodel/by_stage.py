@@ -31,7 +31,7 @@ from distplan.costmodel.stage_costs import (
 )
 from distplan.costmodel.stages import Content, Run, Split, split
 from distplan.costmodel.state import gathers
-from distplan.costmodel.step_time import StageLoad, moved_once, optimizer_seconds, weight_content
+from distplan.costmodel.step_time import StageLoad, last_round, moved_once, optimizer_seconds, weight_content
 from distplan.costmodel.strategy import Strategies, Strategy
 from distplan.costmodel.tables import LOCAL_KEY, Engine, engine
 from distplan.hardware.cluster import Cluster
@@ -212,15 +212,18 @@ def step_end(case: Staged, load: StageLoad) -> StepEnd:
     ]
     of_param, of_grad = eng.runtime.hidden("dp_param"), eng.runtime.hidden("dp_grad")
     p2p = float(load.p2p[0])
+    vpp = case.strategy.vpp if case.strategy.schedule == "interleaved" else 1
+    last = float(last_round(case.estimate.num_micro_batches, pp, vpp)[0])
     reduces, hidden, gatherings, left, late = [], [], [], [0.0], [0.0]
     for stage, run in enumerate(case.stages()):
         content = weight_content(run.content, pp)
         reduce, gather = (float(x[0]) for x in moved_once(eng, case.state, content, pp))
         parts = max(1, sum(content))
         most = (parts - 1.0) / parts
-        behind = of_grad * min(backward[stage], reduce * most)
+        behind = of_grad * min(last * backward[stage], reduce * most)
         left.append(reduce - behind - (sum(backward[:stage]) + stage * p2p))
-        late.append(gather - of_param * min(forward[stage], gather * most) - (sum(forward[:stage]) + stage * p2p))
+        before = sum(forward[:stage]) + stage * p2p
+        late.append(gather - of_param * min(last * forward[stage], gather * most) - before)
         reduces.append(reduce)
         hidden.append(behind)
         gatherings.append(gather)

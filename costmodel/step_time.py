@@ -6,6 +6,7 @@ gathering after the compute that hides them, and the optimizer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -74,6 +75,7 @@ class GroupCosts:
             getattr(self, f.name)[..., rows] = getattr(other, f.name)
 
 
+ZERO_BUBBLE = ("zb_h1", "zb_v")
 KEPT = ("saved", "remade", "transient")
 """local tables that memory is made of"""
 
@@ -180,12 +182,14 @@ def _timing(
     lid, sid = local.index[first], state.index[first]
     load = stage_load(eng, local, state, lid, sid, gpus[first], layers[first], cut, pp, vpp, schedule)
     times = load.pipeline_time(schedule, m[first], pp, vpp)
-    shares, stage_f, stage_b, exposed, p2p = load.shares, load.stage_forward, load.stage_backward, load.exposed, load.p2p
+    shares, exposed, p2p = load.shares, load.exposed, load.p2p
+    stage_f, stage_b = load.stage_forward, load.stage_backward
     critical, parts = _critical_parts(local, lid, cut, shares, stage_f, stage_b, exposed)
     factor = eng.runtime.factor(eng.cluster.accelerator.generation)
     busy = [part * m[first] for part in parts]
     bubble = np.maximum(times.bubble, 0.0)
-    ends = _step_end(eng, rows, state, states, cut, pp, index, stage_f, stage_b, p2p)
+    last = last_round(m[first], pp, vpp if schedule == "interleaved" else 1)
+    ends = _step_end(eng, state, states, cut, pp, index, stage_f, stage_b, p2p, last)
     time = [part[index] * factor for part in busy]
     time[TIME_PARTS.index("exposed dp")] = time[TIME_PARTS.index("exposed dp")] + ends[0]
     time += [bubble[index] * factor, ends[1]]
@@ -207,7 +211,7 @@ class StageLoad:
     chunk_forward: list[Floats]
     chunk_backward: list[Floats]
     chunk_input: list[Floats]
-    """the part of chunk_backward that the chunk before waits for"""
+    """the part of chunk_backward that the chunk before waits for, in a schedule that tells it apart"""
     chunk_counts: list[int]
     exposed: tuple[Floats, Floats]
     """what of ZeRO's per-micro-batch traffic is left, forward and backward, [segment, combination]"""
@@ -229,30 +233,31 @@ def stage_load(
     """What every stage and chunk does with one micro-batch, for combinations of local and state tables."""
     forward, backward, recompute, exposed = segment_seconds(eng, local, state, lid, sid, pp)
     shares = [_share(layers, run) for run in cut.stages]
-    stage_f = [run_sum(run.content, forward) for run in cut.stages]
-    stage_b = [_backward(run, share, backward, recompute) for run, share in zip(cut.stages, shares, strict=True)]
+    passes = np.stack([forward, backward, recompute])
+    stage_f, stage_b = _both_ways(cut.stages, shares, passes)
     if vpp == 1:
         chunk_f, chunk_b, chunks = stage_f, stage_b, cut.stages
     else:
         chunks = cut.chunks
-        chunk_f = [run_sum(run.content, forward) for run in chunks]
-        holders = [2 * pp - 1 - run.first if schedule == "zb_v" and run.first >= pp else run.first % pp for run in chunks]
-        chunk_b = [
-            _backward(run, shares[_stage_run(cut, stage)], backward, recompute)
-            for run, stage in zip(chunks, holders, strict=True)
-        ]
-    later = local.chosen.at("weight_gradient", lid)
-    chunk_i = [b - run_sum(run.content, later) for b, run in zip(chunk_b, chunks, strict=True)]
+        turned = schedule == "zb_v"
+        holders = [2 * pp - 1 - run.first if turned and run.first >= pp else run.first % pp for run in chunks]
+        chunk_f, chunk_b = _both_ways(chunks, [shares[_stage_run(cut, stage)] for stage in holders], passes)
+    chunk_i = chunk_b
+    if schedule in ZERO_BUBBLE:
+        later = local.chosen.at("weight_gradient", lid)
+        chunk_i = [b - run_sum(run.content, later) for b, run in zip(chunk_b, chunks, strict=True)]
     return StageLoad(
-        shares=shares, stage_forward=stage_f, stage_backward=stage_b, chunk_forward=chunk_f, chunk_backward=chunk_b, chunk_input=chunk_i,
-        chunk_counts=[run.count for run in chunks], exposed=exposed,
+        shares=shares, stage_forward=stage_f, stage_backward=stage_b, chunk_forward=chunk_f, chunk_backward=chunk_b,
+        chunk_input=chunk_i, chunk_counts=[run.count for run in chunks], exposed=exposed,
         p2p=_boundary_seconds(eng, local.chosen.at("boundary", lid), gpus, pp),
         overlap_p2p=eng.runtime.overlap["pp_interleaved" if vpp > 1 else "pp"],
     )
 
 
-def _backward(run: Run, share: Floats, backward: Floats, recompute: Floats) -> Floats:
-    return run_sum(run.content, backward) + share * run_sum(run.content, recompute)
+def _both_ways(runs: Sequence[Run], shares: Sequence[Floats], passes: Floats) -> tuple[list[Floats], list[Floats]]:
+    """(forward, backward with its share of recomputation) of each run; `passes` are forward, backward, recompute."""
+    sums = [run_sum(run.content, passes) for run in runs]
+    return [each[0] for each in sums], [each[1] + share * each[2] for each, share in zip(sums, shares, strict=True)]
 
 
 def _stage_run(cut: Split, stage: int) -> int:
@@ -326,13 +331,13 @@ def _critical_parts(
 
 
 def _step_end(
-    eng: Engine, rows: Strategies, state: StateTables, states: list[StateBytes], cut: Split, pp: int,
-    index: NDArray[np.int64], stage_f: list[Floats], stage_b: list[Floats], p2p: Floats,
+    eng: Engine, state: StateTables, states: list[StateBytes], cut: Split, pp: int, index: NDArray[np.int64],
+    stage_f: list[Floats], stage_b: list[Floats], p2p: Floats, last: Floats,
 ) -> tuple[Floats, Floats]:
     """(exposed gradient reduction and parameter gathering, optimizer) in seconds per row.
 
-    Reduction hides behind the last micro-batch's backward of its stage, gathering behind the first
-    forward; the last and the first layer's share never hides. A later stage is done earlier by the
+    Reduction hides behind the backwards of its stage that follow (`last` micro-batches), gathering behind the
+    first forwards; the last and the first layer's share never hides. A later stage is done earlier by the
     backwards that follow it, and starts later by the forwards before it.
     """
     of_param, of_grad = eng.runtime.hidden("dp_param"), eng.runtime.hidden("dp_grad")
@@ -345,8 +350,8 @@ def _step_end(
         reduce, gather = (seconds[state.index] for seconds in moved_once(eng, state, content, pp))
         parts = max(1, sum(content))
         most = (parts - 1.0) / parts
-        left = reduce - of_grad * np.minimum(stage_b[number][index], reduce * most) - before_b[index]
-        late = gather - of_param * np.minimum(stage_f[number][index], gather * most) - before_f[index]
+        left = reduce - of_grad * np.minimum((last * stage_b[number])[index], reduce * most) - before_b[index]
+        late = gather - of_param * np.minimum((last * stage_f[number])[index], gather * most) - before_f[index]
         exposed_reduce = np.maximum(exposed_reduce, left)
         exposed_gather = np.maximum(exposed_gather, late)
         optimizer = np.maximum(optimizer, optimizer_seconds(eng, states[number])[state.index])
@@ -354,6 +359,16 @@ def _step_end(
         before_b = before_b + run.count * (stage_b[number] + p2p)
     exposed = (exposed_reduce + exposed_gather) + state.tables["tied"][state.index]
     return exposed, optimizer + state.tables["clip"][state.index]
+
+
+def last_round(m: Floats, pp: int, vpp: int) -> Floats:
+    """Micro-batches' worth of a stage's work that is left when the first of its gradients are whole.
+
+    Interleaved, the backwards of the last pp micro-batches run chunk by chunk (Narayanan et al. 2021, section 2.2),
+    so that a chunk is reduced while the vpp - 1 others work (Megatron Core, schedules.py: enable_grad_sync at a
+    chunk's last micro-batch); gathered parameters are read chunk by chunk in the same way.
+    """
+    return np.maximum(1.0, np.minimum(m, float(pp)) * ((vpp - 1.0) / vpp))
 
 
 def moved_once(eng: Engine, state: StateTables, content: tuple[int, ...], pp: int) -> tuple[Floats, Floats]:
