@@ -118,6 +118,9 @@ def cast_bytes(recipe: Precision) -> CastBytes | None:
     return CastBytes(copies, 0.0, copies, scaling.reads * compute + copies)
 
 
+ELEMENTS = ("used", "produced", "stored", "trained")
+
+
 def state_bytes(
     content: Sequence[int], elements: Mapping[str, Floats], zero: Floats, workload: Workload, runtime: Runtime
 ) -> StateBytes:
@@ -133,8 +136,7 @@ def state_bytes(
     moments = sum(DTYPE_BYTES[dtype] for dtype in recipe.moments)
     gradient = DTYPE_BYTES[recipe.gradients]
     parameter = DTYPE_BYTES[recipe.compute if recipe.parameters in NARROW else recipe.parameters]
-    whole, produced = run_sum(content, elements["used"]), run_sum(content, elements["produced"])
-    stored, trained = run_sum(content, elements["stored"]), run_sum(content, elements["trained"])
+    whole, produced, stored, trained = run_sum(content, np.stack([elements[name] for name in ELEMENTS]))
     states = trained * (master + moments)
     on_host = 1.0 if workload.offload_optimizer else 0.0
     bucket = run_max(content, elements["produced"]) * gradient

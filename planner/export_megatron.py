@@ -151,7 +151,11 @@ def _settings(job: Job) -> tuple[Mapping[str, Mapping[str, Any]], tuple[Unsaid, 
         "recomputation": recompute,
         "batch": batch,
         "precision and optimizer": precision,
-        "model": {**config, **gpt_model(job.model), "attention_backend": "flash" if job.workload.attention == "flash" else "unfused"},
+        "model": {
+            **config,
+            **gpt_model(job.model),
+            "attention_backend": "flash" if job.workload.attention == "flash" else "unfused",
+        },
     }
     if job.strategy.recompute == "selective" and set(job.runtime.selective) - set(MODULES):
         remarks = (*remarks, f"{job.runtime.name} chooses operator by operator what it repeats, Megatron by module")
