@@ -12,8 +12,20 @@ from scipy.stats import kendalltau
 from benchmarks.accuracy_predict import Prediction
 
 _SAME = (
-    "source", "framework", "model_name", "num_layers", "hidden", "seq_len", "derived_seq_len", "gpu", "gpu_mem_gb",
-    "n_gpus", "precision", "global_batch", "derived_global_batch", "attention_impl",
+    "source",
+    "framework",
+    "model_name",
+    "num_layers",
+    "hidden",
+    "seq_len",
+    "derived_seq_len",
+    "gpu",
+    "gpu_mem_gb",
+    "n_gpus",
+    "precision",
+    "global_batch",
+    "derived_global_batch",
+    "attention_impl",
 )
 """cells that two runs share which differ only in strategy"""
 
@@ -47,8 +59,10 @@ def _choice(members: list[Prediction], predicted: np.ndarray) -> Choice:
     chosen = measured[int(np.argmin(predicted))]
     tau = float(kendalltau(predicted, measured).statistic) if len(members) > 2 else float("nan")
     return Choice(
-        source=members[0].case.row["source"].split("@")[0].split(" (")[0], members=tuple(members),
-        regret=float(chosen / measured.min() - 1.0), tau=tau,
+        source=members[0].case.row["source"].split("@")[0].split(" (")[0],
+        members=tuple(members),
+        regret=float(chosen / measured.min() - 1.0),
+        tau=tau,
     )
 
 
@@ -66,7 +80,8 @@ def summary(found: Sequence[Choice]) -> Choosing:
     taus = [choice.tau for choice in found if not np.isnan(choice.tau)]
     nothing = float("nan")
     return Choosing(
-        groups=len(found), median_regret=float(np.median(regrets)) if regrets else nothing,
+        groups=len(found),
+        median_regret=float(np.median(regrets)) if regrets else nothing,
         mean_regret=float(np.mean(regrets)) if regrets else nothing,
         kendall_tau=float(np.mean(taus)) if taus else nothing,
     )

@@ -72,9 +72,20 @@ def case_of(row: Row) -> Case:
     if row["derived_complete_time"] != "1" and not memory and oom is None:
         raise LeftOut("neither a time nor memory is printed")
     return Case(
-        row=row, framework=framework["name"], model=model, workload=workload, cluster=_cluster(row, filled),
-        runtime=runtime, strategy=strategy, recompute=recompute, filled=tuple(filled), seconds=seconds, memory=memory,
-        reading=reading, oom=oom, offloads=bool(re.search(r"ratio (0\.[0-9]*[1-9]|1)", row["offload"])),
+        row=row,
+        framework=framework["name"],
+        model=model,
+        workload=workload,
+        cluster=_cluster(row, filled),
+        runtime=runtime,
+        strategy=strategy,
+        recompute=recompute,
+        filled=tuple(filled),
+        seconds=seconds,
+        memory=memory,
+        reading=reading,
+        oom=oom,
+        offloads=bool(re.search(r"ratio (0\.[0-9]*[1-9]|1)", row["offload"])),
     )
 
 
@@ -117,8 +128,18 @@ def _strategy(row: Row, framework: Mapping[str, Any], runtime: Runtime, filled: 
     ulysses = "ulysses" in row["framework"].lower() or "ulysses" in row["notes"].lower()
     kind = "none" if cp == 1 else "ulysses" if ulysses and "ulysses" in runtime.legal["cp_kind"] else _ring(runtime)
     strategy = Strategy(
-        dp_replicate=dp // shard, dp_shard=shard, tp=tp, pp=pp, vpp=vpp if pp > 1 else 1, cp=cp, cp_kind=kind, ep=ep,
-        etp=_integer(row, "etp"), sp=bool(sp) and tp > 1, zero=zero, micro_batch=_micro_batch(row, dp),
+        dp_replicate=dp // shard,
+        dp_shard=shard,
+        tp=tp,
+        pp=pp,
+        vpp=vpp if pp > 1 else 1,
+        cp=cp,
+        cp_kind=kind,
+        ep=ep,
+        etp=_integer(row, "etp"),
+        sp=bool(sp) and tp > 1,
+        zero=zero,
+        micro_batch=_micro_batch(row, dp),
         schedule=_schedule(row, framework, vpp if pp > 1 else 1),
         recompute="none" if recompute in ("least", "none") else recompute,
         recompute_layers=1_000_000 if recompute == "full" else 0,
@@ -175,7 +196,9 @@ def _zero(row: Row, framework: Mapping[str, Any], shards: int, filled: list[str]
     if not said and shards > 1:
         filled.append("zero")
     stage = int(said[0]) if said else int(framework["zero"])
-    return (stage if shards > 1 else 0), (int(group[1]) if group else 0)
+    mesh = re.search(r"dcn_FSDP=(\d+) .*ici_FSDP=(\d+)", row["notes"])
+    size = int(mesh[1]) * int(mesh[2]) if mesh else int(group[1]) if group else 0
+    return (stage if shards > 1 else 0), size
 
 
 # ---------------------------------------------------------------- model
@@ -213,7 +236,8 @@ def _with_pattern(facts: dict[str, Any], family: Mapping[str, Any], layers: int,
     moe = {key: facts.pop(key) for key in words if key in facts}
     if dense and ffn:
         return facts | {
-            "kinds": {"dense": {"ffn": ffn}, "moe": moe}, "pattern": [f"dense*{dense}", f"moe*{layers - dense}"],
+            "kinds": {"dense": {"ffn": ffn}, "moe": moe},
+            "pattern": [f"dense*{dense}", f"moe*{layers - dense}"],
         }
     other = family.get("alternate")
     if other and layers >= family.get("when_layers_at_least", 2):
@@ -230,9 +254,7 @@ def _read(facts: str) -> Model:
 # ---------------------------------------------------------------- workload and machine
 
 
-def _workload(
-    row: Row, framework: Mapping[str, Any], runtime: Runtime, attention: str, filled: list[str]
-) -> Workload:
+def _workload(row: Row, framework: Mapping[str, Any], runtime: Runtime, attention: str, filled: list[str]) -> Workload:
     kind = row["derived_precision_class"]
     if not kind:
         filled.append("precision")
@@ -241,8 +263,10 @@ def _workload(
         raise LeftOut(f"no recipe for {kind or 'unsaid precision'}")
     return Workload(
         seq_len=int(number(row, "seq_len", "derived_seq_len")),
-        global_batch=int(number(row, "global_batch", "derived_global_batch")), precision=_precision(json.dumps(recipe)),
-        attention=attention, loss=framework.get("loss", runtime.loss),
+        global_batch=int(number(row, "global_batch", "derived_global_batch")),
+        precision=_precision(json.dumps(recipe)),
+        attention=attention,
+        loss=framework.get("loss", runtime.loss),
     )
 
 

@@ -108,9 +108,7 @@ def _predict_alike(cases: list[Case]) -> list[Prediction]:
         priced = _price(cases[0], rows)
         for place, (at, case) in enumerate(open_cases):
             found[at] = _prediction(case, rows[place].recompute, priced, place)
-        open_cases = [
-            (at, case) for at, case in open_cases if case.recompute == "least" and found[at].verdict == "out"
-        ]
+        open_cases = [(at, case) for at, case in open_cases if case.recompute == "least" and found[at].verdict == "out"]
         if not open_cases:
             break
     return [found[at] for at in range(len(cases))]
@@ -126,13 +124,20 @@ def _prediction(case: Case, recompute: str, priced: Estimate, at: int) -> Predic
     if not np.isfinite(seconds) or seconds <= 0.0:
         raise LeftOut(f"{case.row['id']}: the estimate is {seconds}")
     return Prediction(
-        case=case, recompute=recompute, seconds=seconds, low=float(priced.step_seconds_low[at]),
-        high=float(priced.step_seconds_high[at]), time={name: float(part[at]) for name, part in priced.time.items()},
+        case=case,
+        recompute=recompute,
+        seconds=seconds,
+        low=float(priced.step_seconds_low[at]),
+        high=float(priced.step_seconds_high[at]),
+        time={name: float(part[at]) for name, part in priced.time.items()},
         bytes={
-            "allocated": float(priced.allocated_bytes[at]), "reserved": float(priced.reserved_bytes[at]),
+            "allocated": float(priced.allocated_bytes[at]),
+            "reserved": float(priced.reserved_bytes[at]),
             "device": float(priced.device_bytes[at]),
         },
-        bytes_low=float(priced.device_bytes_low[at]), bytes_high=float(priced.device_bytes_high[at]),
-        memory={name: float(part[at]) for name, part in priced.memory.items()}, usable=float(priced.usable_bytes[at]),
+        bytes_low=float(priced.device_bytes_low[at]),
+        bytes_high=float(priced.device_bytes_high[at]),
+        memory={name: float(part[at]) for name, part in priced.memory.items()},
+        usable=float(priced.usable_bytes[at]),
         model_flops=float(priced.model_flops[at]),
     )

@@ -185,8 +185,11 @@ def document(selection: Selection, predicted: Predicted) -> dict[str, Any]:
 
     found = {
         "rows": {
-            "given": selection.given, "due": len(selection.due), "predicted": len(predicted.predictions),
-            "left_out": dict(Counter(why for _, why in predicted.left_out)), "not_due": dict(selection.not_due),
+            "given": selection.given,
+            "due": len(selection.due),
+            "predicted": len(predicted.predictions),
+            "left_out": dict(Counter(why for _, why in predicted.left_out)),
+            "not_due": dict(selection.not_due),
         },
         "step_time": by_group(rows, "error"),
         "memory": by_group(memory, "memory_error"),

@@ -34,7 +34,10 @@ def errors(values: Sequence[float]) -> Errors:
     signed = np.array(values)
     size = np.abs(signed)
     return Errors(
-        n=len(size), median=float(np.median(size)), mean=float(np.mean(size)), p90=float(np.quantile(size, 0.9)),
+        n=len(size),
+        median=float(np.median(size)),
+        mean=float(np.mean(size)),
+        p90=float(np.quantile(size, 0.9)),
         within=tuple(float(np.mean(size <= limit)) for limit in (0.05, 0.10, 0.20)),  # type: ignore[arg-type]
         signed=float(np.median(signed)),
     )
@@ -76,8 +79,12 @@ def scale(prediction: Prediction) -> str:
 
 
 AXES: Mapping[str, Callable[[Prediction], str]] = {
-    "model kind": model_kind, "GPU": family, "framework": lambda p: p.case.framework, "precision": precision,
-    "number of GPUs": scale, "source": lambda p: p.case.row["source"].split("@")[0].split(" (")[0],
+    "model kind": model_kind,
+    "GPU": family,
+    "framework": lambda p: p.case.framework,
+    "precision": precision,
+    "number of GPUs": scale,
+    "source": lambda p: p.case.row["source"].split("@")[0].split(" (")[0],
 }
 JSON_AXES = ("model kind", "GPU", "framework", "precision")
 
@@ -108,7 +115,9 @@ def out_of_memory(predictions: Sequence[Prediction]) -> OutOfMemory:
     lost = sum(n for (really, _), n in table.items() if really == "out of memory")
     ran = len(facts) - lost
     return OutOfMemory(
-        table=dict(table), n=len(facts), recall=1.0 - table["out of memory", "fits"] / lost if lost else float("nan"),
+        table=dict(table),
+        n=len(facts),
+        recall=1.0 - table["out of memory", "fits"] / lost if lost else float("nan"),
         feasible=1.0 - table["ran", "out"] / ran if ran else float("nan"),
     )
 

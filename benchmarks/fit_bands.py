@@ -45,7 +45,10 @@ def memory_bands(fit: MemoryFit) -> dict[str, Any]:
 
 def _add(groups: Groups, generation: str, runtime: str, kind: str, value: float) -> None:
     for key in (
-        (generation, runtime, kind), (generation, DEFAULT, kind), (DEFAULT, runtime, kind), (DEFAULT, DEFAULT, kind),
+        (generation, runtime, kind),
+        (generation, DEFAULT, kind),
+        (DEFAULT, runtime, kind),
+        (DEFAULT, DEFAULT, kind),
         (DEFAULT, DEFAULT, DEFAULT),
     ):
         groups[key].append(value)

@@ -50,7 +50,8 @@ def fit_memory(due: Sequence[Row]) -> MemoryFit:
             context[runtime] = {"value": float(f"{size:.4g}"), "runs": devices}
     cases = [
         _with(
-            p.case, fragmentation.get(p.case.runtime.name, fragmentation[DEFAULT])["value"],
+            p.case,
+            fragmentation.get(p.case.runtime.name, fragmentation[DEFAULT])["value"],
             context.get(p.case.runtime.name, context[DEFAULT])["value"],
         )
         for p in found

@@ -56,7 +56,7 @@ class TimeFit:
         if kind.startswith("fsdp") != (case.strategy.zero >= 2) and "dp" in kind:
             return False
         degree = {"tp": "tp", "tp_backward": "tp", "cp": "cp", "ep": "ep"}.get(kind, "dp")
-        return bool(case.runtime.overlap[kind.replace('fsdp', 'dp')]) and getattr(case.strategy, degree) > 1
+        return bool(case.runtime.overlap[kind.replace("fsdp", "dp")]) and getattr(case.strategy, degree) > 1
 
     def runs_with(self, kind: str) -> int:
         return sum(self.uses(at, kind) for at in range(len(self.cases)))
@@ -74,7 +74,9 @@ def prepare(due: Sequence[Row]) -> TimeFit:
         number[source_of(case.row)] += 1
     weights = np.array([number[source_of(case.row)] ** -0.5 for case in cases])
     return TimeFit(
-        rows=tuple(case.row for case in cases), cases=tuple(cases), weights=weights,
+        rows=tuple(case.row for case in cases),
+        cases=tuple(cases),
+        weights=weights,
         measured=np.array([case.seconds for case in cases]),
     )
 
@@ -108,9 +110,7 @@ def _median(values: np.ndarray, weights: np.ndarray) -> float:
     return float(values[order][np.searchsorted(total, total[-1] / 2.0)])
 
 
-def _factors(
-    ratio: np.ndarray, weights: np.ndarray, keys: Sequence[tuple[str, str]]
-) -> dict[tuple[str, str], float]:
+def _factors(ratio: np.ndarray, weights: np.ndarray, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], float]:
     """Weighted medians of log ratios: of all, of each generation, and of each runtime on it, drawn to the former."""
     found = {(DEFAULT, DEFAULT): float(np.exp(_median(ratio, weights)))}
     for generation in sorted({generation for _, generation in keys}):
@@ -175,7 +175,10 @@ def fit_overlaps(fit: TimeFit) -> dict[str, float]:
         sample = [at for at in _sample(fit, 5 if "dp" in kind else 50) if fit.uses(at, kind)]
         if sample:
             found = minimize_scalar(
-                _loss, args=(fit, overlaps, kind, sample), bounds=(0.0, 1.0), method="bounded",
+                _loss,
+                args=(fit, overlaps, kind, sample),
+                bounds=(0.0, 1.0),
+                method="bounded",
                 options={"maxiter": 6, "xatol": 0.03},
             )
             overlaps[kind] = round(float(found.x), 3)

@@ -109,8 +109,16 @@ class Backward:
         output = tape.define(f"{name}.sum{index}", first.layout, first.dtype)
         dims = first.layout.dims
         tape.emit(
-            Node(kind="add", name=output, phase="backward", inputs=tuple(parts), outputs=(output,),
-                 operands=(dims,) * len(parts), result=dims, letters=dict(zip(dims, first.layout.shards, strict=True)))
+            Node(
+                kind="add",
+                name=output,
+                phase="backward",
+                inputs=tuple(parts),
+                outputs=(output,),
+                operands=(dims,) * len(parts),
+                result=dims,
+                letters=dict(zip(dims, first.layout.shards, strict=True)),
+            )
         )
         return output
 
@@ -132,11 +140,24 @@ class Backward:
             by_weight = tape.root[node.inputs[other]] in tape.weights
             suffix = "wgrad" if weight else "dgrad" if by_weight else f"dgrad{index}"
             used = self.place(reads, inference)
-            output = tape.define(f"{node.name}.{suffix}.out", inference.output.renamed(tape.values[value].layout.dims),
-                                 "gradient" if weight else "compute", 1.0)
+            output = tape.define(
+                f"{node.name}.{suffix}.out",
+                inference.output.renamed(tape.values[value].layout.dims),
+                "gradient" if weight else "compute",
+                1.0,
+            )
             tape.emit(
-                Node(kind="einsum", name=f"{node.name}.{suffix}", phase="backward", inputs=used, outputs=(output,),
-                     operands=names, result=dims, letters=inference.letters, function=suffix)
+                Node(
+                    kind="einsum",
+                    name=f"{node.name}.{suffix}",
+                    phase="backward",
+                    inputs=used,
+                    outputs=(output,),
+                    operands=names,
+                    result=dims,
+                    letters=inference.letters,
+                    function=suffix,
+                )
             )
             self.contribute(value, output)
 
@@ -168,9 +189,21 @@ class Backward:
             outputs.append(tape.define(f"{node.name}.grad.{len(outputs)}", layout, dtype, chunks))
         kind = f"{node.kind}_grad"
         tape.emit(
-            Node(kind=kind, name=f"{node.name}.grad", phase="backward", inputs=reads, outputs=tuple(outputs),
-                 operands=(node.result,), result=node.result, letters=letters, function=node.function,
-                 fused=node.fused and node.kind != "bias", tag=node.tag, window=node.window, block=node.block)
+            Node(
+                kind=kind,
+                name=f"{node.name}.grad",
+                phase="backward",
+                inputs=reads,
+                outputs=tuple(outputs),
+                operands=(node.result,),
+                result=node.result,
+                letters=letters,
+                function=node.function,
+                fused=node.fused and node.kind != "bias",
+                tag=node.tag,
+                window=node.window,
+                block=node.block,
+            )
         )
         for target, output in zip(targets, outputs, strict=True):
             self.contribute(target, output)
@@ -236,9 +269,19 @@ class Backward:
             layout = Layout(layout.dims, layout.shards, spent_on_tokens)
             outputs.append(tape.define(f"{node.name}.dsinks", layout, "gradient"))
         tape.emit(
-            Node(kind="attention_grad", name=f"{node.name}.grad", phase="backward", inputs=(dy, *kept),
-                 outputs=tuple(outputs), operands=node.operands, result=node.result, letters=node.letters,
-                 tag=node.tag, window=node.window, block=node.block)
+            Node(
+                kind="attention_grad",
+                name=f"{node.name}.grad",
+                phase="backward",
+                inputs=(dy, *kept),
+                outputs=tuple(outputs),
+                operands=node.operands,
+                result=node.result,
+                letters=node.letters,
+                tag=node.tag,
+                window=node.window,
+                block=node.block,
+            )
         )
         for source, output in zip(node.inputs, outputs, strict=True):
             self.contribute(source, output)
@@ -256,8 +299,16 @@ class Backward:
         used = self.place((tokens, dy), Inference(inference.inputs[:2], inference.output, inference.letters))
         output = tape.define(f"{node.name}.wgrad.out", inference.output, "gradient")
         tape.emit(
-            Node(kind="embedding_grad", name=f"{node.name}.wgrad", phase="backward", inputs=used, outputs=(output,),
-                 operands=(node.operands[0], node.result), result=node.operands[1], letters=inference.letters)
+            Node(
+                kind="embedding_grad",
+                name=f"{node.name}.wgrad",
+                phase="backward",
+                inputs=used,
+                outputs=(output,),
+                operands=(node.operands[0], node.result),
+                result=node.operands[1],
+                letters=inference.letters,
+            )
         )
         self.contribute(table, output)
 
@@ -269,8 +320,16 @@ class Backward:
         source = tape.values[logits]
         output = tape.define(f"{node.name}.grad.0", source.layout, source.dtype, source.chunks)
         tape.emit(
-            Node(kind="cross_entropy_grad", name=f"{node.name}.grad", phase="backward", inputs=kept, outputs=(output,),
-                 operands=(node.operands[0],), result=node.operands[0], letters=node.letters,
-                 in_place=node.function in ("vocab_parallel", "fused"))
+            Node(
+                kind="cross_entropy_grad",
+                name=f"{node.name}.grad",
+                phase="backward",
+                inputs=kept,
+                outputs=(output,),
+                operands=(node.operands[0],),
+                result=node.operands[0],
+                letters=node.letters,
+                in_place=node.function in ("vocab_parallel", "fused"),
+            )
         )
         self.contribute(logits, output)

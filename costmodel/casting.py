@@ -52,10 +52,19 @@ def scaling_named(name: str) -> Scaling:
     element = DTYPE_BYTES[fields["dtype"]]
     of_block, of_weights = (fields["scale"] / max(fields[key], 1) for key in ("block", "weight_block"))
     return Scaling(
-        name=name, dtype=fields["dtype"], generations=tuple(fields["generations"]), reads=float(fields["reads"]),
-        launches=float(fields["launches"]), operand_bytes=element + of_block, weight_bytes=element + of_weights,
-        layouts=fields["layouts"], saves=fields["saves"], weights=fields["weights"], gathers=fields["gathers"],
-        fuses_norm=fields["fuses_norm"], source=fields["source"],
+        name=name,
+        dtype=fields["dtype"],
+        generations=tuple(fields["generations"]),
+        reads=float(fields["reads"]),
+        launches=float(fields["launches"]),
+        operand_bytes=element + of_block,
+        weight_bytes=element + of_weights,
+        layouts=fields["layouts"],
+        saves=fields["saves"],
+        weights=fields["weights"],
+        gathers=fields["gathers"],
+        fuses_norm=fields["fuses_norm"],
+        source=fields["source"],
     )
 
 
@@ -206,14 +215,18 @@ def casts_of(program: SegmentProgram, precision: Precision) -> Casts:
     forward = narrow_operators(program.segment, precision)
     narrow_wgrad = precision.wgrad in ("", precision.matmul)
     products = {
-        node.name for node in program.nodes
-        if node.kind == "einsum" and node.name.removesuffix(".dgrad").removesuffix(".wgrad") in forward
+        node.name
+        for node in program.nodes
+        if node.kind == "einsum"
+        and node.name.removesuffix(".dgrad").removesuffix(".wgrad") in forward
         and (narrow_wgrad or node.function != "wgrad")
     }
     reading = _Reading.of(program)
     sent = _sent(reading, products, precision, scaling)
     return Casts(
-        products=frozenset(products), sent=sent, kernels=_kernels(reading, products, sent, precision, scaling),
+        products=frozenset(products),
+        sent=sent,
+        kernels=_kernels(reading, products, sent, precision, scaling),
         kept=_kept(reading, products, sent, precision, scaling),
     )
 

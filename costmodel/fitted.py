@@ -77,7 +77,8 @@ def _bands(doc: Document) -> Mapping[tuple[str, ...], Band]:
     """Keys are "generation runtime kind"."""
     return {
         tuple(str(entry.where[-1]).split()): Band(
-            low=take(entry, "low", float, minimum=0.0), high=take(entry, "high", float, minimum=0.0),
+            low=take(entry, "low", float, minimum=0.0),
+            high=take(entry, "high", float, minimum=0.0),
             runs=take(entry, "runs", int, minimum=0),
         )
         for entry in doc.items()
@@ -116,6 +117,9 @@ def memory_band(generation: str, runtime: str, kind: str) -> Band:
 def nearest_band(bands: Mapping[tuple[str, ...], Band], generation: str, runtime: str, kind: str) -> Band:
     """The band of the narrowest key that there is."""
     ladder = (
-        (generation, runtime, kind), (generation, DEFAULT, kind), (DEFAULT, runtime, kind), (DEFAULT, DEFAULT, kind),
+        (generation, runtime, kind),
+        (generation, DEFAULT, kind),
+        (DEFAULT, runtime, kind),
+        (DEFAULT, DEFAULT, kind),
     )
     return next((bands[key] for key in ladder if key in bands), bands[DEFAULT, DEFAULT, DEFAULT])

@@ -82,9 +82,19 @@ def span(axes: Sequence[str], symbols: Mapping[str, Floats], strides: Mapping[st
 
 
 def local_costs(
-    lowered: Lowered, num_segments: int, symbols: Mapping[str, Floats], strides: Mapping[str, Floats],
-    cluster: Cluster, rates: Rates, *, causal: bool, hides: Mapping[str, float], kernel_time: float = 1.0,
-    unfused: Sequence[str] = (), routings: Mapping[int, Moe] = MappingProxyType({}), experts_behind_all: bool = False,
+    lowered: Lowered,
+    num_segments: int,
+    symbols: Mapping[str, Floats],
+    strides: Mapping[str, Floats],
+    cluster: Cluster,
+    rates: Rates,
+    *,
+    causal: bool,
+    hides: Mapping[str, float],
+    kernel_time: float = 1.0,
+    unfused: Sequence[str] = (),
+    routings: Mapping[int, Moe] = MappingProxyType({}),
+    experts_behind_all: bool = False,
 ) -> LocalCosts:
     """Seconds, FLOPs and bytes of every segment, for rows of `symbols` (varying dims and degrees).
 
@@ -100,9 +110,7 @@ def local_costs(
     _gemms(works, table, rates, seconds, full, kernel)
     _attentions(works, table, rates, symbols, seconds, full, kernel, causal=causal, kernel_time=kernel_time)
     _kernels(works, table, rates, seconds, unfused)
-    exchanges = _exchanges(
-        works, table, symbols, strides, cluster, seconds, hides, routings, experts_behind_all
-    )
+    exchanges = _exchanges(works, table, symbols, strides, cluster, seconds, hides, routings, experts_behind_all)
     for at, exchange in exchanges.items():
         seconds[at] = exchange.exposed_seconds
     shape = (len(PHASES), len(CATEGORIES), num_segments, rows)
@@ -131,11 +139,15 @@ def local_costs(
         transients.append(most)
     number, factor = lowered.boundary
     return LocalCosts(
-        seconds=totals, full_flops=full_flops, kernel_flops=kernel_flops, attention_flops=attention,
+        seconds=totals,
+        full_flops=full_flops,
+        kernel_flops=kernel_flops,
+        attention_flops=attention,
         weight_gradient=weight_gradient,
         saved_bytes=np.array([evaluate_terms(t, table) for t in lowered.saved]),
         remade_bytes=np.array([evaluate_terms(t, table) for t in lowered.remade]),
-        transient_bytes=np.array(transients), boundary_bytes=table[number] * factor,
+        transient_bytes=np.array(transients),
+        boundary_bytes=table[number] * factor,
         exchanges=tuple(exchanges.values()),
     )
 
@@ -159,15 +171,26 @@ def _gemms(works: Sequence[Work], table: Floats, rates: Rates, seconds: Floats, 
             for member in joined.get(position, ()):
                 dims[member.grows][row] += table[getattr(member, member.grows)]
         m, n, k, batch, products = dims.values()
-        seconds[positions] = gemm_seconds(
-            rates, m, n, k, dtype, batch=batch, groups=products, accumulate_fp32=accumulate, cast_input=False
-        ) / rates.sustained
+        seconds[positions] = (
+            gemm_seconds(
+                rates, m, n, k, dtype, batch=batch, groups=products, accumulate_fp32=accumulate, cast_input=False
+            )
+            / rates.sustained
+        )
         full[positions] = kernel[positions] = 2.0 * m * n * k * batch * products
 
 
 def _attentions(
-    works: Sequence[Work], table: Floats, rates: Rates, symbols: Mapping[str, Floats], seconds: Floats, full: Floats,
-    kernel: Floats, *, causal: bool, kernel_time: float,
+    works: Sequence[Work],
+    table: Floats,
+    rates: Rates,
+    symbols: Mapping[str, Floats],
+    seconds: Floats,
+    full: Floats,
+    kernel: Floats,
+    *,
+    causal: bool,
+    kernel_time: float,
 ) -> None:
     """Flash attention; `kernel_time` is that of the runtime's kernel over that of the best one.
 
@@ -186,9 +209,9 @@ def _attentions(
         length = np.where(q_len < kv_len, 0.5 * q_len, kv_len) * work.length
         priced = square * work.share
         masked = causal and not work.full
-        seconds[at] = attention_seconds(
-            rates, priced, head_dim, length, length, masked, backward, work.dtype
-        ) * (kernel_time / rates.sustained)
+        seconds[at] = attention_seconds(rates, priced, head_dim, length, length, masked, backward, work.dtype) * (
+            kernel_time / rates.sustained
+        )
         if work.ring:
             steps = kv_len / q_len - 1.0
             merged = (lines * q_len) * (head_dim + v_head_dim if backward else v_head_dim)
@@ -209,8 +232,14 @@ def _kernels(works: Sequence[Work], table: Floats, rates: Rates, seconds: Floats
 
 
 def _exchanges(
-    works: Sequence[Work], table: Floats, symbols: Mapping[str, Floats], strides: Mapping[str, Floats],
-    cluster: Cluster, seconds: Floats, hides: Mapping[str, float], routings: Mapping[int, Moe],
+    works: Sequence[Work],
+    table: Floats,
+    symbols: Mapping[str, Floats],
+    strides: Mapping[str, Floats],
+    cluster: Cluster,
+    seconds: Floats,
+    hides: Mapping[str, float],
+    routings: Mapping[int, Moe],
     experts_behind_all: bool,
 ) -> dict[int, Exchange]:
     groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
@@ -281,7 +310,9 @@ def _between_micro_batches(
 
 
 def _exposed(
-    works: Sequence[Work], costs: Mapping[int, tuple[Floats, Floats, Floats]], seconds: Floats,
+    works: Sequence[Work],
+    costs: Mapping[int, tuple[Floats, Floats, Floats]],
+    seconds: Floats,
     hides: Mapping[str, float],
 ) -> dict[int, Floats]:
     """What is left of each collective after the works that it hides behind; those that share them add up first.

@@ -93,7 +93,11 @@ def lower(programs: Sequence[SegmentProgram], workload: Workload) -> Lowered:
             size = table.number(layout_size(program.values["x"].layout, sizes))
             boundary = (size, dtype_bytes("compute", workload.precision))
     return Lowered(
-        sizes=table, works=tuple(works), saved=tuple(saved), remade=tuple(remade), transients=tuple(transients),
+        sizes=table,
+        works=tuple(works),
+        saved=tuple(saved),
+        remade=tuple(remade),
+        transients=tuple(transients),
         boundary=boundary,
     )
 
@@ -134,8 +138,15 @@ def _placed_behind(work: Work, program: SegmentProgram, positions: Mapping[tuple
     node = next(n for n in program.nodes if n.name == work.name and PHASES.index(n.phase) == work.phase)
     found = tuple(positions[(name, work.phase)] for name in node.behind if (name, work.phase) in positions)
     return Work(
-        segment=work.segment, phase=work.phase, category=work.category, name=work.name, terms=work.terms,
-        kind=work.kind, axes=work.axes, behind=found, dtype=work.dtype,
+        segment=work.segment,
+        phase=work.phase,
+        category=work.category,
+        name=work.name,
+        terms=work.terms,
+        kind=work.kind,
+        axes=work.axes,
+        behind=found,
+        dtype=work.dtype,
     )
 
 
@@ -145,7 +156,12 @@ def _led(work: Work, joined: Joined, positions: Mapping[tuple[str, int], int]) -
 
 
 def _works(
-    segment: int, node: Node, program: SegmentProgram, sizes: Mapping[str, float], table: SizeTable, workload: Workload,
+    segment: int,
+    node: Node,
+    program: SegmentProgram,
+    sizes: Mapping[str, float],
+    table: SizeTable,
+    workload: Workload,
     casts: Casts,
 ) -> list[Work]:
     phase = PHASES.index(node.phase)
@@ -162,32 +178,70 @@ def _works(
         given = node.outputs if node.kind == "ring_exchange" and reduces else node.inputs
         cast = {name: casts.sent[node.outputs[0]] for name in given} if node.outputs[0] in casts.sent else {}
         terms = terms_of(given, program, sizes, table, precision, cast)
-        return [Work(segment=segment, phase=phase, category=category, name=node.name, terms=terms, kind=node.kind,
-                     axes=node.axes)]
+        return [
+            Work(
+                segment=segment,
+                phase=phase,
+                category=category,
+                name=node.name,
+                terms=terms,
+                kind=node.kind,
+                axes=node.axes,
+            )
+        ]
     if node.kind == "einsum":
         a, b, out = set(node.operands[0]), set(node.operands[1]), set(node.result)
         made = [
-            Work(segment=segment, phase=phase, category=2, name=f"{node.name}.cast", kind="cast",
-                 terms=terms_of((cast.value,), program, sizes, table, precision, {cast.value: cast.bytes_per_element}),
-                 launches=cast.launches)
+            Work(
+                segment=segment,
+                phase=phase,
+                category=2,
+                name=f"{node.name}.cast",
+                kind="cast",
+                terms=terms_of((cast.value,), program, sizes, table, precision, {cast.value: cast.bytes_per_element}),
+                launches=cast.launches,
+            )
             for cast in casts.kernels.get((node.name, node.phase), ())
         ]
         dtype = _product_dtype(node, program, precision, casts)
-        return [*made, Work(
-            segment=segment, phase=phase, category=0, name=node.name, dtype=dtype,
-            m=letters(*sorted((a & out) - b)), n=letters(*sorted((b & out) - a)), k=letters(*sorted((a & b) - out)),
-            batch=letters(*sorted((a & b & out) - {"experts"})), groups=letters(*sorted(a & b & out & {"experts"})),
-            accumulate=node.function == "wgrad", grows="k" if node.function == "dgrad" else "n",
-        )]
+        return [
+            *made,
+            Work(
+                segment=segment,
+                phase=phase,
+                category=0,
+                name=node.name,
+                dtype=dtype,
+                m=letters(*sorted((a & out) - b)),
+                n=letters(*sorted((b & out) - a)),
+                k=letters(*sorted((a & b) - out)),
+                batch=letters(*sorted((a & b & out) - {"experts"})),
+                groups=letters(*sorted(a & b & out & {"experts"})),
+                accumulate=node.function == "wgrad",
+                grows="k" if node.function == "dgrad" else "n",
+            ),
+        ]
     if node.kind in ("attention", "attention_grad"):
         shape = ("batch", "kv_heads", "group")
-        return [Work(
-            segment=segment, phase=phase, category=1, name=node.name, dtype=precision.compute, kind=node.kind,
-            m=letters("seq"), n=letters("kv_seq"), k=letters("head_dim"), groups=letters("v_head_dim"),
-            batch=letters(*shape), share=_share(node, program, workload), length=_length(node, program, workload),
-            full=program.segment.full,
-            ring=program.structure.cp_kind == "ring",
-        )]
+        return [
+            Work(
+                segment=segment,
+                phase=phase,
+                category=1,
+                name=node.name,
+                dtype=precision.compute,
+                kind=node.kind,
+                m=letters("seq"),
+                n=letters("kv_seq"),
+                k=letters("head_dim"),
+                groups=letters("v_head_dim"),
+                batch=letters(*shape),
+                share=_share(node, program, workload),
+                length=_length(node, program, workload),
+                full=program.segment.full,
+                ring=program.structure.cp_kind == "ring",
+            )
+        ]
     if node.kind in ("scan", "scan_grad"):
         return _scan(segment, phase, node, sizes, table, precision)
     terms = traffic(node, program, sizes, table, precision)
@@ -219,14 +273,28 @@ def _scan(
         return table.number(Size(size.constant / length, size.varying, size.axes))
 
     heads, groups = ("batch", "seq", "ssm_groups", "ssm_rep"), ("batch", "seq", "ssm_groups")
-    products = ((length, length, state, groups), (length, dim, length, heads), (state, dim, length, heads),
-                (length, dim, state, heads))
+    products = (
+        (length, length, state, groups),
+        (length, dim, length, heads),
+        (state, dim, length, heads),
+        (length, dim, state, heads),
+    )
     one = table.number(Size(1.0, (), ()))
     works = []
     for m, n, k, over in products:
         numbers = [table.number(Size(value, (), ())) for value in (m, n, k)]
-        work = Work(segment=segment, phase=phase, category=0, name=node.name, dtype=precision.compute, m=numbers[0],
-                    n=numbers[1], k=numbers[2], batch=chunks(*over), groups=one)
+        work = Work(
+            segment=segment,
+            phase=phase,
+            category=0,
+            name=node.name,
+            dtype=precision.compute,
+            m=numbers[0],
+            n=numbers[1],
+            k=numbers[2],
+            batch=chunks(*over),
+            groups=one,
+        )
         works += [work] * (2 if node.kind == "scan_grad" else 1)
     return works
 

@@ -44,8 +44,13 @@ def traffic(
 
 
 def terms_of(
-    names: Sequence[str], program: SegmentProgram, sizes: Mapping[str, float], table: SizeTable, precision: Precision,
-    cast: Mapping[str, float], chunked: bool = True,
+    names: Sequence[str],
+    program: SegmentProgram,
+    sizes: Mapping[str, float],
+    table: SizeTable,
+    precision: Precision,
+    cast: Mapping[str, float],
+    chunked: bool = True,
 ) -> tuple[tuple[int, float], ...]:
     """(size, bytes per element) per distinct size, in order of first use; `cast`: bytes per element of values that
     are not there in their own dtype."""
@@ -60,7 +65,10 @@ def terms_of(
 
 
 def transients_of(
-    program: SegmentProgram, sizes: Mapping[str, float], table: SizeTable, precision: Precision,
+    program: SegmentProgram,
+    sizes: Mapping[str, float],
+    table: SizeTable,
+    precision: Precision,
     cast: Mapping[str, float],
 ) -> tuple[tuple[tuple[int, float], ...], ...]:
     """The largest sets of values that are neither saved nor weights and live at the same time.

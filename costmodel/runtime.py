@@ -229,9 +229,7 @@ def _read(doc: Document) -> Runtime:
         software_factors=fitted.software_factors(name),
         software_factor=take(doc, "software_factor", float, default=1.0, minimum=0.1, maximum=10.0),
         context_bytes=take(doc, "context_bytes", _bytes, default=fitted.context_bytes(name), minimum=0.0),
-        fragmentation=take(
-            doc, "fragmentation", float, default=fitted.fragmentation(name), minimum=0.0, maximum=1.0
-        ),
+        fragmentation=take(doc, "fragmentation", float, default=fitted.fragmentation(name), minimum=0.0, maximum=1.0),
         provenance=_provenance(take(doc, "provenance", Document)),
     )
 

@@ -19,8 +19,17 @@ from distplan.costmodel.stages import Run
 from distplan.costmodel.strategy import Floats
 
 MEMORY_PARTS = (
-    "parameters", "gradients", "optimizer", "activations", "logits and loss", "recompute workspace",
-    "temporaries", "gathered layers", "buckets", "fragmentation", "context and libraries",
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "logits and loss",
+    "recompute workspace",
+    "temporaries",
+    "gathered layers",
+    "buckets",
+    "fragmentation",
+    "context and libraries",
 )
 PHASES = ("init", "forward peak", "loss", "backward", "optimizer step")
 
@@ -156,11 +165,15 @@ def state_bytes(
     copies = runtime.state.step_copies if recipe.master and gradient < 4.0 else 0.0
     kept = DTYPE_BYTES[recipe.compute] if runtime.state.kept_gradients and recipe.gradients != recipe.compute else 0.0
     return StateBytes(
-        parameters=parameters, gradients=np.where(zero >= 2.0, trained, produced) * (gradient + kept),
-        optimizer=states * (1.0 - on_host), gathered=gathered_bytes(content, elements, zero, workload, runtime),
+        parameters=parameters,
+        gradients=np.where(zero >= 2.0, trained, produced) * (gradient + kept),
+        optimizer=states * (1.0 - on_host),
+        gathered=gathered_bytes(content, elements, zero, workload, runtime),
         buckets=np.where(zero >= float(runtime.state.buckets_from), bucket, 0.0),
-        step_temporary=trained * copies + produced * runtime.state.step_flat, host=states * on_host,
-        optimizer_traffic=traffic, gradient_elements=trained,
+        step_temporary=trained * copies + produced * runtime.state.step_flat,
+        host=states * on_host,
+        optimizer_traffic=traffic,
+        gradient_elements=trained,
     )
 
 
@@ -182,8 +195,10 @@ def activations(content: Sequence[int], plain: Mapping[str, Floats], chosen: Map
     has_head = 1.0 if content[-1] else 0.0
     head = (chosen["saved"][-1] + chosen["transient"][-1]) * has_head
     return Activations(
-        kept=run_sum(body, plain["saved"]), least=run_sum(body, chosen["saved"]),
-        remade=run_max(layers, chosen["remade"]), temporaries=run_max((content[0], *layers[1:]), chosen["transient"]),
+        kept=run_sum(body, plain["saved"]),
+        least=run_sum(body, chosen["saved"]),
+        remade=run_max(layers, chosen["remade"]),
+        temporaries=run_max((content[0], *layers[1:]), chosen["transient"]),
         head=head,
     )
 
@@ -239,7 +254,11 @@ def _in_phase(
     assert dynamic is not None
     unused = dynamic * runtime.fragmentation
     return StageMemory(
-        state=state, moving=moving, stage=run.first, phase=phase, allocated=allocated,
+        state=state,
+        moving=moving,
+        stage=run.first,
+        phase=phase,
+        allocated=allocated,
         fragmentation=unused if left is None else unused + left,
     )
 
@@ -271,8 +290,13 @@ class WorstMemory:
             np.copyto(fragmentation, memory.fragmentation, where=more)
             reserved = np.maximum(reserved, other)
         return WorstMemory(
-            stage=stage, phase=phase, allocated=allocated, fragmentation=fragmentation, reserved=reserved,
-            device=reserved + runtime.context_bytes, which=which,
+            stage=stage,
+            phase=phase,
+            allocated=allocated,
+            fragmentation=fragmentation,
+            reserved=reserved,
+            device=reserved + runtime.context_bytes,
+            which=which,
         )
 
     def parts(self, memories: Sequence[StageMemory], runtime: Runtime) -> Floats:
@@ -290,8 +314,7 @@ class WorstMemory:
 
 
 def layers_to_recompute(
-    state: StateBytes, acts: Activations, flight: Floats, layers: int, usable: float, runtime: Runtime,
-    high: float,
+    state: StateBytes, acts: Activations, flight: Floats, layers: int, usable: float, runtime: Runtime, high: float
 ) -> Floats:
     """The least number of a stage's layers whose recomputation makes its high end fit; all of them if none does.
 

@@ -37,7 +37,14 @@ from distplan.costmodel.tables import Engine, distinct
 from distplan.hardware.rates import memory_seconds, pcie_seconds
 
 TIME_PARTS = (
-    "matrix products", "attention", "memory-bound", "recompute", "exposed tp", "exposed cp", "exposed ep", "exposed dp",
+    "matrix products",
+    "attention",
+    "memory-bound",
+    "recompute",
+    "exposed tp",
+    "exposed cp",
+    "exposed ep",
+    "exposed dp",
     "bubble",
     "optimizer",
 )
@@ -81,8 +88,19 @@ KEPT = ("saved", "remade", "transient")
 
 
 def group_costs(
-    eng: Engine, rows: Strategies, gpus: Floats, local: LocalTables, state: StateTables, *, pp: int, vpp: int,
-    schedule: str, usable: float, global_batch: float, detail: bool, cut: Split | None = None,
+    eng: Engine,
+    rows: Strategies,
+    gpus: Floats,
+    local: LocalTables,
+    state: StateTables,
+    *,
+    pp: int,
+    vpp: int,
+    schedule: str,
+    usable: float,
+    global_batch: float,
+    detail: bool,
+    cut: Split | None = None,
 ) -> GroupCosts:
     """Costs of rows of one (pp, vpp, schedule); `cut`: the split of the layers, the runtime's default if None."""
     if cut is None:
@@ -90,9 +108,7 @@ def group_costs(
     dp = rows.degree("dp_replicate") * rows.degree("dp_shard")
     m = global_batch / (dp * rows.degree("micro_batch"))
     states = [
-        state_bytes(
-            weight_content(run.content, pp), state.tables, state.zero, eng.workload, eng.runtime
-        )
+        state_bytes(weight_content(run.content, pp), state.tables, state.zero, eng.workload, eng.runtime)
         for run in cut.stages
     ]
     plain, chosen = {"saved": local.plain["saved"]}, {name: local.chosen[name] for name in KEPT}
@@ -111,11 +127,21 @@ def group_costs(
     for held in states[1:]:
         host = np.maximum(host, held.host)
     return GroupCosts(
-        time=timing.time, memory=worst.parts(memories, eng.runtime) if detail else np.zeros((0, len(rows))),
-        allocated=worst.allocated, reserved=worst.reserved, fragmentation=worst.fragmentation, device=worst.device,
-        stage=worst.stage, phase=worst.phase, host=host[state.index], micro_batches=m,
-        recompute_layers=layers, recompute_flops=timing.recompute_flops, kernel_flops=timing.kernel_flops,
-        critical=timing.critical, p2p=timing.p2p,
+        time=timing.time,
+        memory=worst.parts(memories, eng.runtime) if detail else np.zeros((0, len(rows))),
+        allocated=worst.allocated,
+        reserved=worst.reserved,
+        fragmentation=worst.fragmentation,
+        device=worst.device,
+        stage=worst.stage,
+        phase=worst.phase,
+        host=host[state.index],
+        micro_batches=m,
+        recompute_layers=layers,
+        recompute_flops=timing.recompute_flops,
+        kernel_flops=timing.kernel_flops,
+        critical=timing.critical,
+        p2p=timing.p2p,
     )
 
 
@@ -138,8 +164,18 @@ def _share(layers: Floats, run: Run) -> Floats:
 
 
 def _recomputed(
-    eng: Engine, rows: Strategies, local: LocalTables, state: StateTables, states: list[StateBytes],
-    kept: list[Activations], cut: Split, m: Floats, pp: int, vpp: int, schedule: str, usable: float,
+    eng: Engine,
+    rows: Strategies,
+    local: LocalTables,
+    state: StateTables,
+    states: list[StateBytes],
+    kept: list[Activations],
+    cut: Split,
+    m: Floats,
+    pp: int,
+    vpp: int,
+    schedule: str,
+    usable: float,
 ) -> Floats:
     """Layers per stage that are recomputed: none, all (selective), as said, or the least that fits (full)."""
     most = float(max(sum(layers_only(run.content)) for run in cut.stages))
@@ -172,8 +208,18 @@ class _Timing:
 
 
 def _timing(
-    eng: Engine, rows: Strategies, gpus: Floats, local: LocalTables, state: StateTables, states: list[StateBytes],
-    cut: Split, m: Floats, layers: Floats, pp: int, vpp: int, schedule: str,
+    eng: Engine,
+    rows: Strategies,
+    gpus: Floats,
+    local: LocalTables,
+    state: StateTables,
+    states: list[StateBytes],
+    cut: Split,
+    m: Floats,
+    layers: Floats,
+    pp: int,
+    vpp: int,
+    schedule: str,
 ) -> _Timing:
     """Everything that depends on (local, m, layers, and state under ZeRO 2 and 3) is priced once per combination."""
     zero = state.zero[state.index]
@@ -195,8 +241,11 @@ def _timing(
     time += [bubble[index] * factor, ends[1]]
     recompute_flops, kernel_flops = _flops(local, lid, cut, shares, m[first], pp)
     return _Timing(
-        time=np.array(time), recompute_flops=recompute_flops[index], kernel_flops=kernel_flops[index],
-        critical=critical[index], p2p=p2p[index],
+        time=np.array(time),
+        recompute_flops=recompute_flops[index],
+        kernel_flops=kernel_flops[index],
+        critical=critical[index],
+        p2p=p2p[index],
     )
 
 
@@ -220,15 +269,32 @@ class StageLoad:
 
     def pipeline_time(self, schedule: str, m: Floats, pp: int, vpp: int) -> PipelineTime:
         return pipeline_time(
-            schedule, forward=self.chunk_forward, backward=self.chunk_backward, count=self.chunk_counts, p2p=self.p2p,
-            overlap_p2p=self.overlap_p2p, m=m, pp=pp, vpp=vpp, follow=False,
+            schedule,
+            forward=self.chunk_forward,
+            backward=self.chunk_backward,
+            count=self.chunk_counts,
+            p2p=self.p2p,
+            overlap_p2p=self.overlap_p2p,
+            m=m,
+            pp=pp,
+            vpp=vpp,
+            follow=False,
             input_gradient=self.chunk_input,
         )
 
 
 def stage_load(
-    eng: Engine, local: LocalTables, state: StateTables, lid: NDArray[np.int64], sid: NDArray[np.int64], gpus: Floats,
-    layers: Floats, cut: Split, pp: int, vpp: int, schedule: str,
+    eng: Engine,
+    local: LocalTables,
+    state: StateTables,
+    lid: NDArray[np.int64],
+    sid: NDArray[np.int64],
+    gpus: Floats,
+    layers: Floats,
+    cut: Split,
+    pp: int,
+    vpp: int,
+    schedule: str,
 ) -> StageLoad:
     """What every stage and chunk does with one micro-batch, for combinations of local and state tables."""
     forward, backward, recompute, exposed = segment_seconds(eng, local, state, lid, sid, pp)
@@ -247,8 +313,14 @@ def stage_load(
         later = local.chosen.at("weight_gradient", lid)
         chunk_i = [b - run_sum(run.content, later) for b, run in zip(chunk_b, chunks, strict=True)]
     return StageLoad(
-        shares=shares, stage_forward=stage_f, stage_backward=stage_b, chunk_forward=chunk_f, chunk_backward=chunk_b,
-        chunk_input=chunk_i, chunk_counts=[run.count for run in chunks], exposed=exposed,
+        shares=shares,
+        stage_forward=stage_f,
+        stage_backward=stage_b,
+        chunk_forward=chunk_f,
+        chunk_backward=chunk_b,
+        chunk_input=chunk_i,
+        chunk_counts=[run.count for run in chunks],
+        exposed=exposed,
         p2p=_boundary_seconds(eng, local.chosen.at("boundary", lid), gpus, pp),
         overlap_p2p=eng.runtime.overlap["pp_interleaved" if vpp > 1 else "pp"],
     )
@@ -304,8 +376,13 @@ def _boundary_seconds(eng: Engine, payload: Floats, gpus: Floats, pp: int) -> Fl
 
 
 def _critical_parts(
-    local: LocalTables, lid: NDArray[np.int64], cut: Split, shares: list[Floats], stage_f: list[Floats],
-    stage_b: list[Floats], exposed: tuple[Floats, Floats],
+    local: LocalTables,
+    lid: NDArray[np.int64],
+    cut: Split,
+    shares: list[Floats],
+    stage_f: list[Floats],
+    stage_b: list[Floats],
+    exposed: tuple[Floats, Floats],
 ) -> tuple[Floats, list[Floats]]:
     """(critical stage, its seconds per micro-batch by TIME_PARTS up to exposed dp) of the heaviest stage."""
     seconds = local.chosen.at("seconds", lid)
@@ -331,8 +408,16 @@ def _critical_parts(
 
 
 def _step_end(
-    eng: Engine, state: StateTables, states: list[StateBytes], cut: Split, pp: int, index: NDArray[np.int64],
-    stage_f: list[Floats], stage_b: list[Floats], p2p: Floats, last: Floats,
+    eng: Engine,
+    state: StateTables,
+    states: list[StateBytes],
+    cut: Split,
+    pp: int,
+    index: NDArray[np.int64],
+    stage_f: list[Floats],
+    stage_b: list[Floats],
+    p2p: Floats,
+    last: Floats,
 ) -> tuple[Floats, Floats]:
     """(exposed gradient reduction and parameter gathering, optimizer) in seconds per row.
 
