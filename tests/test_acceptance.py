@@ -19,8 +19,6 @@ FILE = DATA / "acceptance.yaml"
 ROWS = {row["id"]: (section, row) for section, rows in yaml.safe_load(FILE.read_text()).items() for row in rows}
 SLOW = {"f21"}
 """a search for the smallest number of GPUs for 671 B parameters"""
-OPEN = {"m03": "4 bytes a logit of what torchtitan reserves around a loss in fp32 are not priced: 16 of 84 GiB"}
-"""rows that fail, and why"""
 
 
 def answer(name: str) -> Answer:
@@ -29,12 +27,7 @@ def answer(name: str) -> Answer:
     return found
 
 
-def expected(name: str) -> object:
-    marks = [pytest.mark.xfail(strict=True, reason=OPEN[name])] if name in OPEN else []
-    return pytest.param(name, marks=marks)
-
-
-@pytest.mark.parametrize("name", [expected(name) for name in sorted(set(ROWS) - SLOW)])
+@pytest.mark.parametrize("name", sorted(set(ROWS) - SLOW))
 def test_no_row_fails(name: str) -> None:
     found = answer(name)
     assert found.verdict in VERDICTS and found.verdict != "fails", found.said
