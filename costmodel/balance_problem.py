@@ -22,8 +22,10 @@ from distplan.costmodel.stage_costs import (
     stage_memory,
     state_bytes,
 )
+from distplan.costmodel.stage_load import segment_seconds
 from distplan.costmodel.stages import Content, Run, Split, chunk_layers, chunks_of, split_of
-from distplan.costmodel.step_time import group_costs, segment_seconds, weight_content
+from distplan.costmodel.step_end import weight_content
+from distplan.costmodel.step_time import group_costs
 from distplan.costmodel.strategy import Strategies, Strategy
 from distplan.costmodel.tables import Engine, engine
 from distplan.hardware.cluster import Cluster

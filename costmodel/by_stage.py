@@ -29,9 +29,10 @@ from distplan.costmodel.stage_costs import (
     stage_memory,
     state_bytes,
 )
+from distplan.costmodel.stage_load import StageLoad
 from distplan.costmodel.stages import Content, Run, Split, split
 from distplan.costmodel.state import gathers
-from distplan.costmodel.step_time import StageLoad, last_round, moved_once, optimizer_seconds, weight_content
+from distplan.costmodel.step_end import last_round, moved_once, optimizer_seconds, weight_content
 from distplan.costmodel.strategy import Strategies, Strategy
 from distplan.costmodel.tables import LOCAL_KEY, Engine, engine
 from distplan.hardware.cluster import Cluster
@@ -202,7 +203,7 @@ class StepEnd:
 
 
 def step_end(case: Staged, load: StageLoad) -> StepEnd:
-    """`load` of the same strategy (replay.load_of). How much hides where is said at step_time.py."""
+    """`load` of the same strategy (replay.load_of). How much hides where is said at step_end.py."""
     eng, pp = case.eng, case.strategy.pp
     forward = [
         float(f[0]) for f, run in zip(load.stage_forward, case.cut.stages, strict=True) for _ in range(run.count)

@@ -22,7 +22,8 @@ from distplan.costmodel.state import (
     state_costs,
     tied_gradients,
 )
-from distplan.costmodel.step_time import TIME_PARTS, GroupCosts, weight_content
+from distplan.costmodel.step_end import weight_content
+from distplan.costmodel.step_time import TIME_PARTS, GroupCosts
 from distplan.costmodel.strategy import Floats, Strategies, Strategy
 from distplan.costmodel.tables import LOCAL_KEY, Engine
 from distplan.hardware.collectives import price

@@ -11,8 +11,8 @@ from distplan.costmodel.runtime import Runtime
 from distplan.costmodel.schedules import ScheduleError, build_schedule
 from distplan.costmodel.simulate import StageCosts, simulate
 from distplan.costmodel.simulate_repeat import simulate_step
+from distplan.costmodel.stage_load import StageLoad, stage_load
 from distplan.costmodel.stages import Split, split
-from distplan.costmodel.step_time import StageLoad, stage_load
 from distplan.costmodel.strategy import Floats, Strategies, Strategy
 from distplan.costmodel.tables import engine
 from distplan.hardware.cluster import Cluster

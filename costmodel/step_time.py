@@ -1,12 +1,11 @@
 """The time of a step and the memory of its stages, for rows that share (pp, vpp, schedule).
 
-The step is the pipeline section (pipeline.py), what is left of gradient reduction and parameter
-gathering after the compute that hides them, and the optimizer.
+The step is the pipeline section (stage_load.py, pipeline.py), what is left of gradient reduction and parameter
+gathering after the compute that hides them, and the optimizer (step_end.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 from distplan.costmodel import fitted
 from distplan.costmodel.combine import LocalTables, StateTables
 from distplan.costmodel.lower import PHASES
-from distplan.costmodel.pipeline import PipelineTime, pipeline_time
 from distplan.costmodel.stage_costs import (
     MEMORY_PARTS,
     Activations,
@@ -30,11 +28,11 @@ from distplan.costmodel.stage_costs import (
     stage_memory,
     state_bytes,
 )
-from distplan.costmodel.stages import Run, Split, split
-from distplan.costmodel.state import gathers
+from distplan.costmodel.stage_load import recomputed_share, stage_load
+from distplan.costmodel.stages import Split, split
+from distplan.costmodel.step_end import last_round, step_end, weight_content
 from distplan.costmodel.strategy import Floats, Strategies
 from distplan.costmodel.tables import Engine, distinct
-from distplan.hardware.rates import memory_seconds, pcie_seconds
 
 TIME_PARTS = (
     "matrix products",
@@ -82,7 +80,6 @@ class GroupCosts:
             getattr(self, f.name)[..., rows] = getattr(other, f.name)
 
 
-ZERO_BUBBLE = ("zb_h1", "zb_v")
 KEPT = ("saved", "remade", "transient")
 """local tables that memory is made of"""
 
@@ -118,7 +115,7 @@ def group_costs(
     for run, held, of_run in zip(cut.stages, states, kept, strict=True):
         acts = _rows_of(of_run, local.index)
         flight = chunks_in_flight(schedule, run, pp, vpp, m)
-        share = _share(layers, run)
+        share = recomputed_share(layers, run)
         is_last = run.first + run.count == pp
         memories += stage_memory(run, _rows_of(held, state.index), acts, flight, share, eng.runtime, is_last)
     worst = WorstMemory.of(memories, eng.runtime)
@@ -145,22 +142,9 @@ def group_costs(
     )
 
 
-def weight_content(content: tuple[int, ...], pp: int) -> tuple[int, ...]:
-    """The content as weights: the head once however often it is used, and the tied copy of the embedding,
-    a second weight only where head and embedding part."""
-    head = min(content[-1], 1)
-    return (*content[:-1], head, head if pp > 1 else 0)
-
-
 def _rows_of(columns: Any, index: NDArray[np.int64]) -> Any:
     """A dataclass of columns gathered to rows."""
     return type(columns)(**{f.name: getattr(columns, f.name)[..., index] for f in fields(columns)})
-
-
-def _share(layers: Floats, run: Run) -> Floats:
-    held = sum(layers_only(run.content))
-    again = layers if run.recompute is None else np.full_like(layers, float(run.recompute))
-    return np.minimum(again, float(held)) / max(held, 1)
 
 
 def _recomputed(
@@ -235,7 +219,7 @@ def _timing(
     busy = [part * m[first] for part in parts]
     bubble = np.maximum(times.bubble, 0.0)
     last = last_round(m[first], pp, vpp if schedule == "interleaved" else 1)
-    ends = _step_end(eng, state, states, cut, pp, index, stage_f, stage_b, p2p, last)
+    ends = step_end(eng, state, states, cut, pp, index, stage_f, stage_b, p2p, last)
     time = [part[index] * factor for part in busy]
     time[TIME_PARTS.index("exposed dp")] = time[TIME_PARTS.index("exposed dp")] + ends[0]
     time += [bubble[index] * factor, ends[1]]
@@ -247,132 +231,6 @@ def _timing(
         critical=critical[index],
         p2p=p2p[index],
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageLoad:
-    """Seconds per micro-batch of stages, and of chunks for the pipeline, per combination."""
-
-    shares: list[Floats]
-    """part of each stage run's layers that is recomputed"""
-    stage_forward: list[Floats]
-    stage_backward: list[Floats]
-    chunk_forward: list[Floats]
-    chunk_backward: list[Floats]
-    chunk_input: list[Floats]
-    """the part of chunk_backward that the chunk before waits for, in a schedule that tells it apart"""
-    chunk_counts: list[int]
-    exposed: tuple[Floats, Floats]
-    """what of ZeRO's per-micro-batch traffic is left, forward and backward, [segment, combination]"""
-    p2p: Floats
-    overlap_p2p: bool
-
-    def pipeline_time(self, schedule: str, m: Floats, pp: int, vpp: int) -> PipelineTime:
-        return pipeline_time(
-            schedule,
-            forward=self.chunk_forward,
-            backward=self.chunk_backward,
-            count=self.chunk_counts,
-            p2p=self.p2p,
-            overlap_p2p=self.overlap_p2p,
-            m=m,
-            pp=pp,
-            vpp=vpp,
-            follow=False,
-            input_gradient=self.chunk_input,
-        )
-
-
-def stage_load(
-    eng: Engine,
-    local: LocalTables,
-    state: StateTables,
-    lid: NDArray[np.int64],
-    sid: NDArray[np.int64],
-    gpus: Floats,
-    layers: Floats,
-    cut: Split,
-    pp: int,
-    vpp: int,
-    schedule: str,
-) -> StageLoad:
-    """What every stage and chunk does with one micro-batch, for combinations of local and state tables."""
-    forward, backward, recompute, exposed = segment_seconds(eng, local, state, lid, sid, pp)
-    shares = [_share(layers, run) for run in cut.stages]
-    passes = np.stack([forward, backward, recompute])
-    stage_f, stage_b = _both_ways(cut.stages, shares, passes)
-    if vpp == 1:
-        chunk_f, chunk_b, chunks = stage_f, stage_b, cut.stages
-    else:
-        chunks = cut.chunks
-        turned = schedule == "zb_v"
-        holders = [2 * pp - 1 - run.first if turned and run.first >= pp else run.first % pp for run in chunks]
-        chunk_f, chunk_b = _both_ways(chunks, [shares[_stage_run(cut, stage)] for stage in holders], passes)
-    chunk_i = chunk_b
-    if schedule in ZERO_BUBBLE:
-        later = local.chosen.at("weight_gradient", lid)
-        chunk_i = [b - run_sum(run.content, later) for b, run in zip(chunk_b, chunks, strict=True)]
-    return StageLoad(
-        shares=shares,
-        stage_forward=stage_f,
-        stage_backward=stage_b,
-        chunk_forward=chunk_f,
-        chunk_backward=chunk_b,
-        chunk_input=chunk_i,
-        chunk_counts=[run.count for run in chunks],
-        exposed=exposed,
-        p2p=_boundary_seconds(eng, local.chosen.at("boundary", lid), gpus, pp),
-        overlap_p2p=eng.runtime.overlap["pp_interleaved" if vpp > 1 else "pp"],
-    )
-
-
-def _both_ways(runs: Sequence[Run], shares: Sequence[Floats], passes: Floats) -> tuple[list[Floats], list[Floats]]:
-    """(forward, backward with its share of recomputation) of each run; `passes` are forward, backward, recompute."""
-    sums = [run_sum(run.content, passes) for run in runs]
-    return [each[0] for each in sums], [each[1] + share * each[2] for each, share in zip(sums, shares, strict=True)]
-
-
-def _stage_run(cut: Split, stage: int) -> int:
-    return next(i for i, run in enumerate(cut.stages) if run.first <= stage < run.first + run.count)
-
-
-def segment_seconds(
-    eng: Engine, local: LocalTables, state: StateTables, lid: NDArray[np.int64], sid: NDArray[np.int64], pp: int
-) -> tuple[Floats, Floats, Floats, tuple[Floats, Floats]]:
-    """(forward, backward, recompute, (exposed forward, exposed backward)) per [segment, combination].
-
-    ZeRO 3 gathers a segment's parameters before its forward and its backward, each behind the segment
-    computed meanwhile; where gradients are reduced every micro-batch they hide behind backward too.
-    """
-    forward, backward = local.chosen.at("forward", lid), local.chosen.at("backward", lid)
-    recompute = local.chosen.at("recompute", lid)
-    zero = state.zero[sid]
-    if not (zero >= 2.0).any():
-        nothing = np.zeros_like(forward)
-        return forward, backward, recompute, (nothing, nothing)
-    gather = state.tables["gather"][:-1, sid]
-    in_forward, in_backward = gathers(zero, eng.runtime.state, len(gather))
-    timing = eng.runtime.grad_reduce_pipeline if pp > 1 else eng.runtime.grad_reduce_sharded
-    reduce = np.where(zero >= 2.0, state.tables["reduce"][:-1, sid], 0.0)
-    if timing != "micro_batch":
-        reduce = np.zeros_like(reduce)
-    of_param, of_grad = eng.runtime.hidden("fsdp_param"), eng.runtime.hidden("fsdp_grad")
-    first, again = gather * in_forward, gather * in_backward
-    exposed_f = first - of_param * np.minimum(first, forward)
-    both = again + reduce
-    covered = np.minimum(both, backward) / np.maximum(both, np.finfo(np.float64).tiny)
-    exposed_b = again * (1.0 - of_param * covered) + reduce * (1.0 - of_grad * covered)
-    return forward + exposed_f, backward + exposed_b, recompute, (exposed_f, exposed_b)
-
-
-def _boundary_seconds(eng: Engine, payload: Floats, gpus: Floats, pp: int) -> Floats:
-    """One boundary activation to the next stage, gpus/pp ranks away."""
-    if pp == 1:
-        return np.zeros_like(payload)
-    first, index = distinct(payload, gpus)
-    columns = {"bytes": payload[first], "gpus": gpus[first], "pp": np.full(len(first), float(pp))}
-    places = eng.boundaries.find(columns)
-    return eng.boundaries.arrays["seconds"][places][index]
 
 
 def _critical_parts(
@@ -405,80 +263,6 @@ def _critical_parts(
         critical = np.where(heavier, float(run.first), critical)
         chosen = [np.where(heavier, new, old) for new, old in zip(parts, chosen, strict=True)]
     return critical, chosen
-
-
-def _step_end(
-    eng: Engine,
-    state: StateTables,
-    states: list[StateBytes],
-    cut: Split,
-    pp: int,
-    index: NDArray[np.int64],
-    stage_f: list[Floats],
-    stage_b: list[Floats],
-    p2p: Floats,
-    last: Floats,
-) -> tuple[Floats, Floats]:
-    """(exposed gradient reduction and parameter gathering, optimizer) in seconds per row.
-
-    Reduction hides behind the backwards of its stage that follow (`last` micro-batches), gathering behind the
-    first forwards; the last and the first layer's share never hides. A later stage is done earlier by the
-    backwards that follow it, and starts later by the forwards before it.
-    """
-    of_param, of_grad = eng.runtime.hidden("dp_param"), eng.runtime.hidden("dp_grad")
-    exposed_reduce = np.zeros(len(index))
-    exposed_gather = np.zeros(len(index))
-    optimizer = np.zeros(len(index))
-    before_f, before_b = np.zeros_like(p2p), np.zeros_like(p2p)
-    for number, run in enumerate(cut.stages):
-        content = weight_content(run.content, pp)
-        reduce, gather = (seconds[state.index] for seconds in moved_once(eng, state, content, pp))
-        parts = max(1, sum(content))
-        most = (parts - 1.0) / parts
-        left = reduce - of_grad * np.minimum((last * stage_b[number])[index], reduce * most) - before_b[index]
-        late = gather - of_param * np.minimum((last * stage_f[number])[index], gather * most) - before_f[index]
-        exposed_reduce = np.maximum(exposed_reduce, left)
-        exposed_gather = np.maximum(exposed_gather, late)
-        optimizer = np.maximum(optimizer, optimizer_seconds(eng, states[number])[state.index])
-        before_f = before_f + run.count * (stage_f[number] + p2p)
-        before_b = before_b + run.count * (stage_b[number] + p2p)
-    exposed = (exposed_reduce + exposed_gather) + state.tables["tied"][state.index]
-    return exposed, optimizer + state.tables["clip"][state.index]
-
-
-def last_round(m: Floats, pp: int, vpp: int) -> Floats:
-    """Micro-batches' worth of a stage's work that is left when the first of its gradients are whole.
-
-    Interleaved, the backwards of the last pp micro-batches run chunk by chunk (Narayanan et al. 2021, section 2.2),
-    so that a chunk is reduced while the vpp - 1 others work (Megatron Core, schedules.py: enable_grad_sync at a
-    chunk's last micro-batch); gathered parameters are read chunk by chunk in the same way.
-    """
-    return np.maximum(1.0, np.minimum(m, float(pp)) * ((vpp - 1.0) / vpp))
-
-
-def moved_once(eng: Engine, state: StateTables, content: tuple[int, ...], pp: int) -> tuple[Floats, Floats]:
-    """Seconds per step, per combination, of reducing a stage's gradients after its last backward and of gathering
-    its parameters before the next forward; what is done every micro-batch is not in them."""
-    reduce = run_sum(content, state.tables["reduce"]) + run_sum(content, state.tables["replicate"])
-    timing = eng.runtime.grad_reduce_pipeline if pp > 1 else eng.runtime.grad_reduce_sharded
-    if timing == "micro_batch":
-        reduce = np.where(state.zero >= 2.0, run_sum(content, state.tables["replicate"]), reduce)
-    gather = run_sum(content, state.tables["gather"])
-    return reduce, np.where(gathers(state.zero, eng.runtime.state, 2)[0][0] > 0.0, 0.0, gather)
-
-
-def optimizer_seconds(eng: Engine, held: StateBytes) -> Floats:
-    """The update reads and writes every byte of its state once; clipping reads the gradients once more.
-
-    Offloaded, gradients go to the host and parameters come back over PCIe.
-    """
-    recipe_bytes = 4.0
-    seconds = memory_seconds(eng.rates, held.optimizer_traffic)
-    if eng.workload.clip_grad:
-        seconds = seconds + memory_seconds(eng.rates, held.gradient_elements * recipe_bytes)
-    if eng.workload.offload_optimizer:
-        seconds = seconds + pcie_seconds(eng.rates, held.gradient_elements * (2.0 * recipe_bytes))
-    return seconds
 
 
 def _flops(

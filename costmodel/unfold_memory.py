@@ -12,7 +12,7 @@ from distplan.costmodel.program import SegmentProgram
 from distplan.costmodel.sizes import SizeTable, layout_size
 from distplan.costmodel.stage_costs import cast_bytes, chunks_in_flight
 from distplan.costmodel.state_path import state_path
-from distplan.costmodel.step_time import weight_content
+from distplan.costmodel.step_end import weight_content
 from distplan.costmodel.strategy import Floats
 from distplan.costmodel.unfold import Case
 

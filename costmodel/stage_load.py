@@ -1,0 +1,152 @@
+"""What stages and chunks do with one micro-batch: their seconds, those of ZeRO's traffic, those of a boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distplan.costmodel.combine import LocalTables, StateTables
+from distplan.costmodel.pipeline import PipelineTime, pipeline_time
+from distplan.costmodel.stage_costs import layers_only, run_sum
+from distplan.costmodel.stages import Run, Split
+from distplan.costmodel.state import gathers
+from distplan.costmodel.strategy import Floats
+from distplan.costmodel.tables import Engine, distinct
+
+ZERO_BUBBLE = ("zb_h1", "zb_v")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLoad:
+    """Seconds per micro-batch of stages, and of chunks for the pipeline, per combination."""
+
+    shares: list[Floats]
+    """part of each stage run's layers that is recomputed"""
+    stage_forward: list[Floats]
+    stage_backward: list[Floats]
+    chunk_forward: list[Floats]
+    chunk_backward: list[Floats]
+    chunk_input: list[Floats]
+    """the part of chunk_backward that the chunk before waits for, in a schedule that tells it apart"""
+    chunk_counts: list[int]
+    exposed: tuple[Floats, Floats]
+    """what of ZeRO's per-micro-batch traffic is left, forward and backward, [segment, combination]"""
+    p2p: Floats
+    overlap_p2p: bool
+
+    def pipeline_time(self, schedule: str, m: Floats, pp: int, vpp: int) -> PipelineTime:
+        return pipeline_time(
+            schedule,
+            forward=self.chunk_forward,
+            backward=self.chunk_backward,
+            count=self.chunk_counts,
+            p2p=self.p2p,
+            overlap_p2p=self.overlap_p2p,
+            m=m,
+            pp=pp,
+            vpp=vpp,
+            follow=False,
+            input_gradient=self.chunk_input,
+        )
+
+
+def stage_load(
+    eng: Engine,
+    local: LocalTables,
+    state: StateTables,
+    lid: NDArray[np.int64],
+    sid: NDArray[np.int64],
+    gpus: Floats,
+    layers: Floats,
+    cut: Split,
+    pp: int,
+    vpp: int,
+    schedule: str,
+) -> StageLoad:
+    """What every stage and chunk does with one micro-batch, for combinations of local and state tables."""
+    forward, backward, recompute, exposed = segment_seconds(eng, local, state, lid, sid, pp)
+    shares = [recomputed_share(layers, run) for run in cut.stages]
+    passes = np.stack([forward, backward, recompute])
+    stage_f, stage_b = _both_ways(cut.stages, shares, passes)
+    if vpp == 1:
+        chunk_f, chunk_b, chunks = stage_f, stage_b, cut.stages
+    else:
+        chunks = cut.chunks
+        turned = schedule == "zb_v"
+        holders = [2 * pp - 1 - run.first if turned and run.first >= pp else run.first % pp for run in chunks]
+        chunk_f, chunk_b = _both_ways(chunks, [shares[_stage_run(cut, stage)] for stage in holders], passes)
+    chunk_i = chunk_b
+    if schedule in ZERO_BUBBLE:
+        later = local.chosen.at("weight_gradient", lid)
+        chunk_i = [b - run_sum(run.content, later) for b, run in zip(chunk_b, chunks, strict=True)]
+    return StageLoad(
+        shares=shares,
+        stage_forward=stage_f,
+        stage_backward=stage_b,
+        chunk_forward=chunk_f,
+        chunk_backward=chunk_b,
+        chunk_input=chunk_i,
+        chunk_counts=[run.count for run in chunks],
+        exposed=exposed,
+        p2p=_boundary_seconds(eng, local.chosen.at("boundary", lid), gpus, pp),
+        overlap_p2p=eng.runtime.overlap["pp_interleaved" if vpp > 1 else "pp"],
+    )
+
+
+def _both_ways(runs: Sequence[Run], shares: Sequence[Floats], passes: Floats) -> tuple[list[Floats], list[Floats]]:
+    """(forward, backward with its share of recomputation) of each run; `passes` are forward, backward, recompute."""
+    sums = [run_sum(run.content, passes) for run in runs]
+    return [each[0] for each in sums], [each[1] + share * each[2] for each, share in zip(sums, shares, strict=True)]
+
+
+def _stage_run(cut: Split, stage: int) -> int:
+    return next(i for i, run in enumerate(cut.stages) if run.first <= stage < run.first + run.count)
+
+
+def segment_seconds(
+    eng: Engine, local: LocalTables, state: StateTables, lid: NDArray[np.int64], sid: NDArray[np.int64], pp: int
+) -> tuple[Floats, Floats, Floats, tuple[Floats, Floats]]:
+    """(forward, backward, recompute, (exposed forward, exposed backward)) per [segment, combination].
+
+    ZeRO 3 gathers a segment's parameters before its forward and its backward, each behind the segment
+    computed meanwhile; where gradients are reduced every micro-batch they hide behind backward too.
+    """
+    forward, backward = local.chosen.at("forward", lid), local.chosen.at("backward", lid)
+    recompute = local.chosen.at("recompute", lid)
+    zero = state.zero[sid]
+    if not (zero >= 2.0).any():
+        nothing = np.zeros_like(forward)
+        return forward, backward, recompute, (nothing, nothing)
+    gather = state.tables["gather"][:-1, sid]
+    in_forward, in_backward = gathers(zero, eng.runtime.state, len(gather))
+    timing = eng.runtime.grad_reduce_pipeline if pp > 1 else eng.runtime.grad_reduce_sharded
+    reduce = np.where(zero >= 2.0, state.tables["reduce"][:-1, sid], 0.0)
+    if timing != "micro_batch":
+        reduce = np.zeros_like(reduce)
+    of_param, of_grad = eng.runtime.hidden("fsdp_param"), eng.runtime.hidden("fsdp_grad")
+    first, again = gather * in_forward, gather * in_backward
+    exposed_f = first - of_param * np.minimum(first, forward)
+    both = again + reduce
+    covered = np.minimum(both, backward) / np.maximum(both, np.finfo(np.float64).tiny)
+    exposed_b = again * (1.0 - of_param * covered) + reduce * (1.0 - of_grad * covered)
+    return forward + exposed_f, backward + exposed_b, recompute, (exposed_f, exposed_b)
+
+
+def _boundary_seconds(eng: Engine, payload: Floats, gpus: Floats, pp: int) -> Floats:
+    """One boundary activation to the next stage, gpus/pp ranks away."""
+    if pp == 1:
+        return np.zeros_like(payload)
+    first, index = distinct(payload, gpus)
+    columns = {"bytes": payload[first], "gpus": gpus[first], "pp": np.full(len(first), float(pp))}
+    places = eng.boundaries.find(columns)
+    return eng.boundaries.arrays["seconds"][places][index]
+
+
+def recomputed_share(layers: Floats, run: Run) -> Floats:
+    """The part of a stage's layers that is recomputed where `layers` of them are, or as many as a hand cut says."""
+    held = sum(layers_only(run.content))
+    again = layers if run.recompute is None else np.full_like(layers, float(run.recompute))
+    return np.minimum(again, float(held)) / max(held, 1)

@@ -1,0 +1,95 @@
+"""The end of a step, and what it leaves to the next: gradients reduced, weights updated, parameters gathered."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distplan.costmodel.combine import StateTables
+from distplan.costmodel.stage_costs import StateBytes, run_sum
+from distplan.costmodel.stages import Split
+from distplan.costmodel.state import gathers
+from distplan.costmodel.strategy import Floats
+from distplan.costmodel.tables import Engine
+from distplan.hardware.rates import memory_seconds, pcie_seconds
+
+
+def step_end(
+    eng: Engine,
+    state: StateTables,
+    states: list[StateBytes],
+    cut: Split,
+    pp: int,
+    index: NDArray[np.int64],
+    stage_f: list[Floats],
+    stage_b: list[Floats],
+    p2p: Floats,
+    last: Floats,
+) -> tuple[Floats, Floats]:
+    """(exposed gradient reduction and parameter gathering, optimizer) in seconds per row.
+
+    Reduction hides behind the backwards of its stage that follow (`last` micro-batches), gathering behind the
+    first forwards; the last and the first layer's share never hides. A later stage is done earlier by the
+    backwards that follow it, and starts later by the forwards before it.
+    """
+    of_param, of_grad = eng.runtime.hidden("dp_param"), eng.runtime.hidden("dp_grad")
+    exposed_reduce = np.zeros(len(index))
+    exposed_gather = np.zeros(len(index))
+    optimizer = np.zeros(len(index))
+    before_f, before_b = np.zeros_like(p2p), np.zeros_like(p2p)
+    for number, run in enumerate(cut.stages):
+        content = weight_content(run.content, pp)
+        reduce, gather = (seconds[state.index] for seconds in moved_once(eng, state, content, pp))
+        parts = max(1, sum(content))
+        most = (parts - 1.0) / parts
+        left = reduce - of_grad * np.minimum((last * stage_b[number])[index], reduce * most) - before_b[index]
+        late = gather - of_param * np.minimum((last * stage_f[number])[index], gather * most) - before_f[index]
+        exposed_reduce = np.maximum(exposed_reduce, left)
+        exposed_gather = np.maximum(exposed_gather, late)
+        optimizer = np.maximum(optimizer, optimizer_seconds(eng, states[number])[state.index])
+        before_f = before_f + run.count * (stage_f[number] + p2p)
+        before_b = before_b + run.count * (stage_b[number] + p2p)
+    exposed = (exposed_reduce + exposed_gather) + state.tables["tied"][state.index]
+    return exposed, optimizer + state.tables["clip"][state.index]
+
+
+def last_round(m: Floats, pp: int, vpp: int) -> Floats:
+    """Micro-batches' worth of a stage's work that is left when the first of its gradients are whole.
+
+    Interleaved, the backwards of the last pp micro-batches run chunk by chunk (Narayanan et al. 2021, section 2.2),
+    so that a chunk is reduced while the vpp - 1 others work (Megatron Core, schedules.py: enable_grad_sync at a
+    chunk's last micro-batch); gathered parameters are read chunk by chunk in the same way.
+    """
+    return np.maximum(1.0, np.minimum(m, float(pp)) * ((vpp - 1.0) / vpp))
+
+
+def weight_content(content: tuple[int, ...], pp: int) -> tuple[int, ...]:
+    """The content as weights: the head once however often it is used, and the tied copy of the embedding,
+    a second weight only where head and embedding part."""
+    head = min(content[-1], 1)
+    return (*content[:-1], head, head if pp > 1 else 0)
+
+
+def moved_once(eng: Engine, state: StateTables, content: tuple[int, ...], pp: int) -> tuple[Floats, Floats]:
+    """Seconds per step, per combination, of reducing a stage's gradients after its last backward and of gathering
+    its parameters before the next forward; what is done every micro-batch is not in them."""
+    reduce = run_sum(content, state.tables["reduce"]) + run_sum(content, state.tables["replicate"])
+    timing = eng.runtime.grad_reduce_pipeline if pp > 1 else eng.runtime.grad_reduce_sharded
+    if timing == "micro_batch":
+        reduce = np.where(state.zero >= 2.0, run_sum(content, state.tables["replicate"]), reduce)
+    gather = run_sum(content, state.tables["gather"])
+    return reduce, np.where(gathers(state.zero, eng.runtime.state, 2)[0][0] > 0.0, 0.0, gather)
+
+
+def optimizer_seconds(eng: Engine, held: StateBytes) -> Floats:
+    """The update reads and writes every byte of its state once; clipping reads the gradients once more.
+
+    Offloaded, gradients go to the host and parameters come back over PCIe.
+    """
+    recipe_bytes = 4.0
+    seconds = memory_seconds(eng.rates, held.optimizer_traffic)
+    if eng.workload.clip_grad:
+        seconds = seconds + memory_seconds(eng.rates, held.gradient_elements * recipe_bytes)
+    if eng.workload.offload_optimizer:
+        seconds = seconds + pcie_seconds(eng.rates, held.gradient_elements * (2.0 * recipe_bytes))
+    return seconds
