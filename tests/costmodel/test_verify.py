@@ -59,6 +59,14 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Strategy]] = {
         "gpt-neox-20b", "torchtitan", PLAIN, Strategy(tp=2, cp=2, cp_kind="ring", recompute="full")),
     "unfused": ("gpt2", "megatron", UNFUSED, Strategy(tp=2, sp=True, cp=2, cp_kind="all_gather")),
     "unfused, core recomputed": ("llama-3.1-8b", "megatron", UNFUSED, Strategy(tp=2, recompute="selective")),
+    "eager attention": ("llama-3.1-8b", "megatron", {"attention": "eager"}, Strategy(tp=2, sp=True)),
+    "eager attention, core recomputed": (
+        "llama-3.1-8b", "megatron", {"attention": "eager"}, Strategy(tp=2, recompute="selective")),
+    "log-softmax": ("llama-3.1-8b", "torchtitan", {"loss": "log_softmax"}, Strategy(tp=2, sp=True)),
+    "gathered logits": ("gpt2", "megatron", {"loss": "gathered"}, Strategy(tp=2, dp_shard=2)),
+    "compiled loss": ("llama-3.1-8b", "torchtitan", {"loss": "compiled"}, Strategy(tp=2, sp=True)),
+    "every other operator recomputed": (
+        "llama-3.1-8b", "torchtitan", PLAIN, Strategy(tp=2, sp=True, dp_shard=2, zero=3, recompute="selective")),
     "fused loss": ("llama-3.1-8b", "megatron", FUSED_LOSS, Strategy(tp=2, dp_shard=2)),
     "sgd": ("gpt2", "megatron", {"optimizer": "sgd"}, Strategy(tp=2, dp_shard=2, pp=2)),
     "parallel branches": ("gpt-neox-20b", "megatron", PLAIN, Strategy(tp=2, sp=True, dp_shard=2)),

@@ -1,0 +1,35 @@
+"""What a logit costs in memory while the loss is computed, by how it is computed."""
+
+from __future__ import annotations
+
+import pytest
+
+from distplan.costmodel.estimate import estimate
+from distplan.costmodel.model import Workload
+from distplan.costmodel.model_file import read_model
+from distplan.costmodel.runtime import load_runtime
+from distplan.costmodel.strategy import Strategy
+from distplan.costmodel.workload import precision
+from distplan.hardware.cluster import load_cluster
+from distplan.hardware.documents import Document
+
+VOCAB, SEQ = 2**20, 512
+WIDE = {"layers": 1, "hidden": 64, "heads": 1, "ffn": 64, "vocab": VOCAB}
+COPIES = {
+    "vocab_parallel": 4 + 2,  # fp32 logits, whose gradient takes their place; its copy in bf16
+    "fp32_logits": 4 + 4 + 2,  # fp32 logits; their gradient, and its copy in bf16
+    "log_softmax": 2 + 4 + 4 + 4,  # the model's output; log-softmax; a gradient of each fp32 tensor
+    "gathered": 2 + 4 + 4 + 4 + 4,  # the fp32 logits too
+    "compiled": 2 + 2,  # logits and their gradient in bf16
+}
+
+
+@pytest.mark.parametrize("loss", COPIES)
+def test_bytes_per_logit(loss: str) -> None:
+    model = read_model(Document(file="wide", value=WIDE, lines={}), "wide")
+    workload = Workload(seq_len=SEQ, global_batch=1, precision=precision("bf16"), loss=loss)
+    priced = estimate(
+        model, workload, load_cluster("dgx-h100"), load_runtime("any"), Strategy(), detail=True
+    )
+    per_logit = float(priced.memory["logits and loss"][0]) / (SEQ * VOCAB)
+    assert per_logit == pytest.approx(COPIES[loss], rel=0.01)
