@@ -28,8 +28,6 @@ COPIES = {
 def test_bytes_per_logit(loss: str) -> None:
     model = read_model(Document(file="wide", value=WIDE, lines={}), "wide")
     workload = Workload(seq_len=SEQ, global_batch=1, precision=precision("bf16"), loss=loss)
-    priced = estimate(
-        model, workload, load_cluster("dgx-h100"), load_runtime("any"), Strategy(), detail=True
-    )
+    priced = estimate(model, workload, load_cluster("dgx-h100"), load_runtime("any"), Strategy(), detail=True)
     per_logit = float(priced.memory["logits and loss"][0]) / (SEQ * VOCAB)
     assert per_logit == pytest.approx(COPIES[loss], rel=0.01)
