@@ -123,7 +123,8 @@ def _recompute(
 
 def _held(forward: list[Node]) -> tuple[str, ...]:
     """What torchtitan's per-operator policy keeps: outputs of attention, of reduce-scatters, and of the first, third,
-    fifth … product that is no grouped one (torchtitan/distributed/activation_checkpoint.py, _apply_op_sac)."""
+    fifth … product that is no grouped one (torchtitan/distributed/activation_checkpoint.py, _apply_op_sac), whether
+    or not backward reads them (torch/utils/checkpoint.py, _CachingTorchDispatchMode)."""
     products = [node for node in forward if node.kind == "einsum" and "experts" not in node.letters]
     found = [node for node in forward if node.kind in ("attention", "reduce_scatter")] + products[::2]
     return tuple(output for node in found for output in node.outputs)
