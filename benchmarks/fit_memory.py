@@ -12,10 +12,12 @@ from benchmarks.accuracy_fill import Case
 from benchmarks.accuracy_predict import Prediction, predict, predict_cases
 from benchmarks.accuracy_rows import Row
 from benchmarks.accuracy_score import with_memory
+from benchmarks.fit_time import source_of
 from distplan.costmodel.fitted import DEFAULT
 from distplan.costmodel.runtime import Runtime
 
-FEWEST = 6
+FEWEST, FEWEST_SOURCES = 6, 2
+"""what one source alone read is that source's, not its runtime's"""
 ASSUMED_FRAGMENTATION, ASSUMED_CONTEXT = 0.05, 1.3 * 2.0**30
 """where too few runs say: 5 % of what comes and goes; 0.92 GiB of context and kernels (torch 2.1) and 392 MiB of NCCL
 (aiconfigurator, 4 to 8 GPUs)"""
@@ -41,7 +43,7 @@ def fit_memory(due: Sequence[Row]) -> MemoryFit:
     context: dict[str, Any] = {DEFAULT: {"value": ASSUMED_CONTEXT, "runs": 0}}
     for runtime in sorted({p.case.runtime.name for p in found}):
         mine = [p.case for p in found if p.case.runtime.name == runtime and p.case.reading in ("reserved", "device")]
-        if len(mine) < FEWEST:
+        if len(mine) < FEWEST or len({source_of(case.row) for case in mine}) < FEWEST_SOURCES:
             continue
         share, size = _least_error(mine)
         fragmentation[runtime] = {"value": share, "runs": len(mine)}

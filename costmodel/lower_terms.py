@@ -97,8 +97,7 @@ def transients_of(
 
 def held_outputs(program: SegmentProgram, workload: Workload) -> tuple[str, ...]:
     """Values that backward does not read and that stay all the same: the model's output, which the training loop
-    holds, and its fp32 copy where metrics are taken of it."""
+    holds."""
     if program.segment.name != "head" or workload.loss not in LOG_SOFTMAX:
         return ()
-    widened = next(node for node in program.nodes if node.name == f"head.{LOGITS_FP32}")
-    return (*widened.inputs, *widened.outputs) if workload.loss == "gathered" else widened.inputs
+    return next(node for node in program.nodes if node.name == f"head.{LOGITS_FP32}").inputs

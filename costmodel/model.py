@@ -221,7 +221,7 @@ class Workload:
     """flash | unfused (masked softmax is one kernel) | eager (torch's operators, softmax in fp32)"""
     loss: str = "vocab_parallel"
     """vocab_parallel | fp32_logits | log_softmax (torch's, logits kept) | gathered (the same on logits gathered over
-    tp, whose fp32 copy is kept too, for metrics) | compiled (in one kernel) | fused (chunked: the logits never exist
+    tp) | compiled (in one kernel) | fused (chunked: the logits never exist
     whole)"""
     causal: bool = True
     clip_grad: bool = True

@@ -80,8 +80,6 @@ class StateRules:
     """bytes per trained element that the update makes of gradients of two bytes"""
     step_flat: float = 0.0
     """bytes per element of a stage's whole gradients that the update lays side by side first"""
-    step_beside: bool = False
-    """those copies find no room in blocks that activations have left in the allocator's cache"""
     buckets_from: int = 2
     """the ZeRO stage from which gradients are reduced through a buffer of grad_bucket_bytes"""
     whole_gradients: str
@@ -248,7 +246,6 @@ def _state(doc: Document) -> StateRules:
         kept_gradients=take(doc, "kept_gradients", bool, default=False),
         step_copies=take(doc, "step_copies", float, default=4.0, minimum=0.0, maximum=16.0),
         step_flat=take(doc, "step_flat", float, default=0.0, minimum=0.0, maximum=16.0),
-        step_beside=take(doc, "step_beside", bool, default=False),
         buckets_from=take(doc, "buckets_from", int, default=2, minimum=0, maximum=3),
     )
 

@@ -234,17 +234,12 @@ def stage_memory(
     ]
     if is_last:
         phases.insert(1, ("loss", (held, acts.head, None, None, state.gathered, None)))
-    left = held + workspace + acts.temporaries if runtime.state.step_beside else None
-    return [
-        _in_phase(run, state, moving, PHASES.index(name), runtime, left if name == "optimizer step" else None)
-        for name, moving in phases
-    ]
+    return [_in_phase(run, state, moving, PHASES.index(name), runtime) for name, moving in phases]
 
 
 def _in_phase(
-    run: Run, state: StateBytes, moving: tuple[Floats | None, ...], phase: int, runtime: Runtime, left: Floats | None
+    run: Run, state: StateBytes, moving: tuple[Floats | None, ...], phase: int, runtime: Runtime
 ) -> StageMemory:
-    """`left`: bytes of freed blocks that the allocator keeps and the phase does not use."""
     allocated = (state.parameters + state.gradients) + state.optimizer
     dynamic: Floats | None = None
     for part in moving:
@@ -252,14 +247,13 @@ def _in_phase(
             allocated = allocated + part
             dynamic = part if dynamic is None else dynamic + part
     assert dynamic is not None
-    unused = dynamic * runtime.fragmentation
     return StageMemory(
         state=state,
         moving=moving,
         stage=run.first,
         phase=phase,
         allocated=allocated,
-        fragmentation=unused if left is None else unused + left,
+        fragmentation=dynamic * runtime.fragmentation,
     )
 
 

@@ -11,14 +11,17 @@ import yaml
 
 from benchmarks.acceptance import answers, document, lines, main, read
 from benchmarks.acceptance_measured import fits, memory, rate
-from benchmarks.acceptance_rows import VERDICTS, Answer, CannotAnswer, runs, words
+from benchmarks.acceptance_rows import Answer, CannotAnswer, runs, words
 from benchmarks.acceptance_rules import rule
 
 DATA = Path(__file__).parent / "data"
 FILE = DATA / "acceptance.yaml"
 ROWS = {row["id"]: (section, row) for section, rows in yaml.safe_load(FILE.read_text()).items() for row in rows}
-SLOW = {"f21"}
-"""a search for the smallest number of GPUs for 671 B parameters"""
+OPEN = {
+    **dict.fromkeys(("f20", "m05", "m07", "m08", "m10", "k03", "s02", "s03", "s05", "s06"), "undecided"),
+    **dict.fromkeys(("f13", "k06", "k08"), "cannot answer"),
+}
+"""rows that rest on what they do not say, and rows without an architecture or an order of strategies"""
 
 
 def answer(name: str) -> Answer:
@@ -27,10 +30,10 @@ def answer(name: str) -> Answer:
     return found
 
 
-@pytest.mark.parametrize("name", sorted(set(ROWS) - SLOW))
-def test_no_row_fails(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_no_row_fails_and_every_one_that_can_be_decided_holds(name: str) -> None:
     found = answer(name)
-    assert found.verdict in VERDICTS and found.verdict != "fails", found.said
+    assert found.verdict == OPEN.get(name, "holds"), found.said
     assert bool(found.missing) == (found.verdict == "undecided")
     assert found.said
 

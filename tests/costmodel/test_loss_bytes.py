@@ -19,7 +19,7 @@ COPIES = {
     "vocab_parallel": 4 + 2,  # fp32 logits, whose gradient takes their place; its copy in bf16
     "fp32_logits": 4 + 4 + 2,  # fp32 logits; their gradient, and its copy in bf16
     "log_softmax": 2 + 4 + 4 + 4,  # the model's output; log-softmax; a gradient of each fp32 tensor
-    "gathered": 2 + 4 + 4 + 4 + 4,  # the fp32 logits too
+    "gathered": 2 + 4 + 4 + 4,  # the same, on logits of the whole vocabulary
     "compiled": 2 + 2,  # logits and their gradient in bf16
 }
 

@@ -221,7 +221,7 @@ def test_a_spoilt_model_file_is_read_or_refused(load: Load, words: dict[str, Any
         model = load(**words).model
     except DistplanError:
         return
-    assert len(model.pattern) == words.get("layers") or 4
+    assert len(model.pattern) == (words.get("layers") or 4)
 
 
 def test_the_document_explains_every_word() -> None:

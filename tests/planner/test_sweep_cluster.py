@@ -30,6 +30,14 @@ def spawn(arguments: list[str], log: Path) -> subprocess.Popen[str]:
                                 stdout=stream, stderr=stream, text=True)  # fmt: skip
 
 
+def stop(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:  # distributed's worker at times waits for a scheduler that is gone
+        process.kill()
+        process.wait()
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a scheduler with two workers."""
@@ -54,7 +62,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         for process in reversed(started):
             process.terminate()
         for process in started:
-            process.wait(30)
+            stop(process)
 
 
 @pytest.mark.filterwarnings("ignore")
