@@ -30,7 +30,7 @@ def spawn(arguments: list[str], log: Path) -> subprocess.Popen[str]:
                                 stdout=stream, stderr=stream, text=True)  # fmt: skip
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: subprocess.Popen[str]) -> None:
     try:
         process.wait(10)
     except subprocess.TimeoutExpired:  # distributed's worker at times waits for a scheduler that is gone
