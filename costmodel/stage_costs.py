@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distplan.costmodel.casting import NARROW, layouts_of, scaling_of
+from distplan.costmodel.casting import NARROW, layouts_of, scaling_of, stored_dtype
 from distplan.costmodel.model import DTYPE_BYTES, Precision, Workload
 from distplan.costmodel.pipeline import in_flight
 from distplan.costmodel.runtime import Runtime
@@ -144,7 +144,7 @@ def state_bytes(
     master = DTYPE_BYTES[recipe.master] if recipe.master else 0.0
     moments = sum(DTYPE_BYTES[dtype] for dtype in recipe.moments)
     gradient = DTYPE_BYTES[recipe.gradients]
-    parameter = DTYPE_BYTES[recipe.compute if recipe.parameters in NARROW else recipe.parameters]
+    parameter = DTYPE_BYTES[stored_dtype(recipe)]
     whole, produced, stored, trained = run_sum(content, np.stack([elements[name] for name in ELEMENTS]))
     states = trained * (master + moments)
     on_host = 1.0 if workload.offload_optimizer else 0.0

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from distplan.costmodel.casting import stored_dtype
 from distplan.costmodel.combine import StateTables
+from distplan.costmodel.model import DTYPE_BYTES
 from distplan.costmodel.stage_costs import StateBytes, run_sum
 from distplan.costmodel.stages import Split
 from distplan.costmodel.state import gathers
@@ -84,12 +86,14 @@ def moved_once(eng: Engine, state: StateTables, content: tuple[int, ...], pp: in
 def optimizer_seconds(eng: Engine, held: StateBytes) -> Floats:
     """The update reads and writes every byte of its state once; clipping reads the gradients once more.
 
-    Offloaded, gradients go to the host and parameters come back over PCIe.
+    Offloaded, gradients go to the host and parameters come back over PCIe, each in its dtype (Ren et al. 2021,
+    ZeRO-Offload, section 4.1: two bytes each way where both are of two bytes).
     """
-    recipe_bytes = 4.0
+    recipe = eng.workload.precision
+    gradient, parameter = DTYPE_BYTES[recipe.gradients], DTYPE_BYTES[stored_dtype(recipe)]
     seconds = memory_seconds(eng.rates, held.optimizer_traffic)
     if eng.workload.clip_grad:
-        seconds = seconds + memory_seconds(eng.rates, held.gradient_elements * recipe_bytes)
+        seconds = seconds + memory_seconds(eng.rates, held.gradient_elements * gradient)
     if eng.workload.offload_optimizer:
-        seconds = seconds + pcie_seconds(eng.rates, held.gradient_elements * (2.0 * recipe_bytes))
+        seconds = seconds + pcie_seconds(eng.rates, held.gradient_elements * (gradient + parameter))
     return seconds

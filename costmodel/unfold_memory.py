@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from distplan.costmodel.casting import NARROW, casts_of, narrow_weights
+from distplan.costmodel.casting import NARROW, casts_of, narrow_weights, stored_dtype
 from distplan.costmodel.lower_terms import dtype_bytes, segment_sizes
 from distplan.costmodel.model import DTYPE_BYTES, Precision
 from distplan.costmodel.program import SegmentProgram
@@ -86,7 +86,7 @@ def _weights(case: Case) -> Iterator[Held]:
 
 def _parameter(recipe: Precision, sharded: bool, narrow: bool) -> tuple[str, float]:
     """(dtype, bytes per element) of a parameter as it is stored, its cast copies with it."""
-    plain = recipe.compute if recipe.parameters in NARROW else recipe.parameters
+    plain = stored_dtype(recipe)
     cast = cast_bytes(recipe) if narrow else None
     if cast is None:
         return plain, DTYPE_BYTES[plain]
