@@ -134,8 +134,6 @@ class Runtime:
     loss: str
     early_stop: bool
     """full recompute skips what backward does not need (torch's non-reentrant checkpoint)"""
-    param_bucket_bytes: float
-    """one all-gather's worth of parameters; 0 = one layer"""
     grad_bucket_bytes: float
     """one reduction's worth of gradients; 0 = one layer"""
     overlap_efficiency: Mapping[str, float]
@@ -221,7 +219,6 @@ def _read(doc: Document) -> Runtime:
         early_stop=take(doc, "early_stop", bool),
         expert_dispatch=take(doc, "expert_dispatch", str, default="each", choices=("each", "once_per_domain")),
         expert_overlap=take(doc, "expert_overlap", str, default="operators", choices=("operators", "micro_batches")),
-        param_bucket_bytes=take(doc, "param_bucket_bytes", _bytes, minimum=0.0),
         grad_bucket_bytes=take(doc, "grad_bucket_bytes", _bytes, minimum=0.0),
         overlap_efficiency=fitted.fitted().overlap_efficiency,
         software_factors=fitted.software_factors(name),

@@ -15,7 +15,7 @@ from distplan.hardware.errors import DistplanError
 OTHERS = [name for name in list_runtimes() if name != "any"]
 PHYSICS = ("mesh_order", "sp_saves", "merged_input_gradients", "overlap", "fused_norm", "loss", "early_stop")
 PHYSICS += (*(f"state.{f.name}" for f in fields(runtime.StateRules)), "embedding_gradient")
-PHYSICS += ("param_bucket_bytes", "grad_bucket_bytes", "attention_kernel", "fused_rope")
+PHYSICS += ("grad_bucket_bytes", "attention_kernel", "fused_rope")
 SHIPPED = Path(runtime.__file__).with_name("runtimes")
 
 
