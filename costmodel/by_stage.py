@@ -169,12 +169,13 @@ def _of_state(case: Staged, content: Content) -> tuple[Traffic, ...]:
     runtime, zero = case.eng.runtime, case.state.zero
     gather = case.state.tables["gather"][:-1]
     in_forward, in_backward = gathers(zero, runtime.state, len(gather))
-    timing = runtime.grad_reduce_pipeline if case.strategy.pp > 1 else runtime.grad_reduce_sharded
-    each = 1.0 if timing == "micro_batch" and zero[0] >= 2.0 else 0.0
+    within, across = runtime.reduces_each(zero, case.strategy.pp)
+    reduction = "reduce_scatter" if zero[0] >= 1.0 else "all_reduce"
     tables = (
         ("F", "all_gather", gather * in_forward),
         ("B", "all_gather", gather * in_backward),
-        ("B", "reduce_scatter", case.state.tables["reduce"][:-1] * each),
+        ("B", reduction, case.state.tables["reduce"][:-1] * within),
+        ("B", "all_reduce", case.state.tables["replicate"][:-1] * across),
     )
     sums = [(job, kind, float(run_sum(content, table)[0])) for job, kind, table in tables]
     return tuple(Traffic(job=job, axis="dp", kind=kind, seconds=t, exposed_seconds=0.0) for job, kind, t in sums if t)

@@ -176,14 +176,14 @@ def _tied(eng: Engine, ledger: _Ledger, row: int, symbols: Mapping[str, Floats],
 
 def _occasions(eng: Engine, movement: Movement, strategy: Strategy) -> tuple[str, float, bool]:
     """(phases, how often, whether in every micro-batch) a segment's parameters are gathered or gradients reduced."""
-    rules = eng.runtime.state
+    rules, zero = eng.runtime.state, np.array([float(strategy.zero)])
     if movement.role == "gradient":
-        timing = eng.runtime.grad_reduce_pipeline if strategy.pp > 1 else eng.runtime.grad_reduce_sharded
-        each = strategy.zero >= 2 and timing == "micro_batch" and movement.axes != ("dp_replicate",)
+        within, across = eng.runtime.reduces_each(zero, strategy.pp)
+        each = bool((across if movement.over_replicas else within)[0])
         phase = "optimizer" if on_tp(movement.axes) and rules.tp_gradient_times > 1 else "backward"
         return phase, 1.0, each
     segments = len(eng.segments)
-    found = gathers(np.array([float(strategy.zero)]), rules, segments)
+    found = gathers(zero, rules, segments)
     forward, backward = (float(times[min(movement.segment, segments - 1), 0]) for times in found)
     if not forward:
         return "optimizer", 1.0, False

@@ -75,10 +75,9 @@ def weight_content(content: tuple[int, ...], pp: int) -> tuple[int, ...]:
 def moved_once(eng: Engine, state: StateTables, content: tuple[int, ...], pp: int) -> tuple[Floats, Floats]:
     """Seconds per step, per combination, of reducing a stage's gradients after its last backward and of gathering
     its parameters before the next forward; what is done every micro-batch is not in them."""
-    reduce = run_sum(content, state.tables["reduce"]) + run_sum(content, state.tables["replicate"])
-    timing = eng.runtime.grad_reduce_pipeline if pp > 1 else eng.runtime.grad_reduce_sharded
-    if timing == "micro_batch":
-        reduce = np.where(state.zero >= 2.0, run_sum(content, state.tables["replicate"]), reduce)
+    within, across = eng.runtime.reduces_each(state.zero, pp)
+    reduce = (1.0 - within) * run_sum(content, state.tables["reduce"])
+    reduce = reduce + (1.0 - across) * run_sum(content, state.tables["replicate"])
     gather = run_sum(content, state.tables["gather"])
     return reduce, np.where(gathers(state.zero, eng.runtime.state, 2)[0][0] > 0.0, 0.0, gather)
 

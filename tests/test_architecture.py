@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from distplan.costmodel.runtime import Runtime, StateRules
 from distplan.hardware.accelerator import Accelerator
 from distplan.hardware.cluster import Cluster, Tier
 
@@ -100,7 +101,7 @@ def read_names() -> frozenset[str]:
     return frozenset(found)
 
 
-@pytest.mark.parametrize("facts", [Accelerator, Cluster, Tier], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("facts", [Accelerator, Cluster, Tier, Runtime, StateRules], ids=lambda kind: kind.__name__)
 def test_no_fact_is_asked_of_a_user_and_never_read(facts: type) -> None:
     known = read_names()
     names = {field.name for field in fields(facts)}  # type: ignore[arg-type]
