@@ -220,7 +220,7 @@ def _timing(
     factor = eng.runtime.factor(eng.cluster.accelerator.generation)
     busy = [part * m[first] for part in parts]
     bubble = np.maximum(times.bubble, 0.0)
-    last = last_round(m[first], pp, vpp if schedule == "interleaved" else 1)
+    last = last_round(m[first], pp, vpp, schedule)
     ends = step_end(eng, state, states, cut, pp, index, stage_f, stage_b, p2p, last)
     time = [part[index] * factor for part in busy]
     time[TIME_PARTS.index("exposed dp")] = time[TIME_PARTS.index("exposed dp")] + ends[0]
