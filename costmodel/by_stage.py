@@ -32,7 +32,7 @@ from distplan.costmodel.stage_costs import (
 from distplan.costmodel.stage_load import StageLoad
 from distplan.costmodel.stages import Content, Run, Split, split
 from distplan.costmodel.state import gathers
-from distplan.costmodel.step_end import last_round, moved_once, optimizer_seconds, weight_content
+from distplan.costmodel.step_end import last_round, once_a_step, optimizer_seconds, weight_content
 from distplan.costmodel.strategy import Strategies, Strategy
 from distplan.costmodel.tables import LOCAL_KEY, Engine, engine
 from distplan.hardware.cluster import Cluster
@@ -169,12 +169,13 @@ def _of_state(case: Staged, content: Content) -> tuple[Traffic, ...]:
     runtime, zero = case.eng.runtime, case.state.zero
     gather = case.state.tables["gather"][:-1]
     in_forward, in_backward = gathers(zero, runtime.state, len(gather))
-    timing = runtime.grad_reduce_pipeline if case.strategy.pp > 1 else runtime.grad_reduce_sharded
-    each = 1.0 if timing == "micro_batch" and zero[0] >= 2.0 else 0.0
+    within, across = runtime.reduces_each(zero, case.strategy.pp)
+    reduction = "reduce_scatter" if zero[0] >= 1.0 else "all_reduce"
     tables = (
         ("F", "all_gather", gather * in_forward),
         ("B", "all_gather", gather * in_backward),
-        ("B", "reduce_scatter", case.state.tables["reduce"][:-1] * each),
+        ("B", reduction, case.state.tables["reduce"][:-1] * within),
+        ("B", "all_reduce", case.state.tables["replicate"][:-1] * across),
     )
     sums = [(job, kind, float(run_sum(content, table)[0])) for job, kind, table in tables]
     return tuple(Traffic(job=job, axis="dp", kind=kind, seconds=t, exposed_seconds=0.0) for job, kind, t in sums if t)
@@ -211,22 +212,17 @@ def step_end(case: Staged, load: StageLoad) -> StepEnd:
     backward = [
         float(b[0]) for b, run in zip(load.stage_backward, case.cut.stages, strict=True) for _ in range(run.count)
     ]
-    of_param, of_grad = eng.runtime.hidden("dp_param"), eng.runtime.hidden("dp_grad")
     p2p = float(load.p2p[0])
-    vpp = case.strategy.vpp if case.strategy.schedule == "interleaved" else 1
-    last = float(last_round(case.estimate.num_micro_batches, pp, vpp)[0])
+    last = float(last_round(case.estimate.num_micro_batches, pp, case.strategy.vpp, case.strategy.schedule)[0])
     reduces, hidden, gatherings, left, late = [], [], [], [0.0], [0.0]
     for stage, run in enumerate(case.stages()):
-        content = weight_content(run.content, pp)
-        reduce, gather = (float(x[0]) for x in moved_once(eng, case.state, content, pp))
-        parts = max(1, sum(content))
-        most = (parts - 1.0) / parts
-        behind = of_grad * min(last * backward[stage], reduce * most)
-        left.append(reduce - behind - (sum(backward[:stage]) + stage * p2p))
-        before = sum(forward[:stage]) + stage * p2p
-        late.append(gather - of_param * min(last * forward[stage], gather * most) - before)
+        behind = np.array([last * forward[stage]]), np.array([last * backward[stage]])
+        once = once_a_step(eng, case.state, run.content, pp, *behind)
+        reduce, gather = float(once.reduce[0]), float(once.gather[0])
+        left.append(reduce - float(once.reduce_hidden[0]) - (sum(backward[:stage]) + stage * p2p))
+        late.append(gather - float(once.gather_hidden[0]) - (sum(forward[:stage]) + stage * p2p))
         reduces.append(reduce)
-        hidden.append(behind)
+        hidden.append(float(once.reduce_hidden[0]))
         gatherings.append(gather)
     return StepEnd(
         reduce=reduces,

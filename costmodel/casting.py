@@ -73,6 +73,11 @@ def scaling_names() -> tuple[str, ...]:
     return tuple(name for name in data_file("scalings.yaml").value if name != "unsaid")
 
 
+def stored_dtype(precision: Precision) -> str:
+    """The dtype of a parameter that no narrow product has: such a recipe keeps it in the compute dtype."""
+    return precision.compute if precision.parameters in NARROW else precision.parameters
+
+
 def scaling_of(precision: Precision) -> Scaling | None:
     """None where products are not narrow."""
     if precision.matmul not in NARROW:

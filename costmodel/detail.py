@@ -131,14 +131,14 @@ def _state(
     content = weight_content(run.content, strategy.pp)
     calls = []
     for cost in costs.movements:
-        phase, times = _occasions(eng, cost.movement, strategy, m)
-        calls.append((cost.movement, phase, content[cost.movement.segment] * times, cost))
-    total = sum(times * float(cost.seconds[0]) for _, _, times, cost in calls)
-    for movement, phase, times, cost in calls:
+        phase, occasions, each = _occasions(eng, cost.movement, strategy)
+        times = content[cost.movement.segment] * occasions * (m if each else 1.0)
+        seconds = float(cost.seconds[0]) * (factor if each else 1.0)
+        calls.append((cost.movement, phase, times, seconds, cost))
+    total = sum(times * seconds for _, _, times, seconds, _ in calls)
+    for movement, phase, times, seconds, cost in calls:
         if not times:
             continue
-        seconds = float(cost.seconds[0])
-        stretched = seconds * (factor if times >= m else 1.0)
         key = (f"{movement.role}s", join_axes(movement.axes), movement.kind, phase)
         joined = in_root_unit(movement, eng.runtime.state, run.content)
         ledger.add(
@@ -148,7 +148,7 @@ def _state(
             {
                 "payload_bytes": float(cost.payload_bytes[0]),
                 "wire_bytes": float(cost.wire_bytes[0]),
-                "seconds": stretched,
+                "seconds": seconds,
                 "exposed_seconds": exposed * seconds / total if total else 0.0,
             },
             0.0 if joined else float(movement.calls),
@@ -174,20 +174,20 @@ def _tied(eng: Engine, ledger: _Ledger, row: int, symbols: Mapping[str, Floats],
     return seconds
 
 
-def _occasions(eng: Engine, movement: Movement, strategy: Strategy, m: float) -> tuple[str, float]:
-    """(phases, how often a step has them) of a segment's gathering or reduction, for m micro-batches."""
-    rules = eng.runtime.state
+def _occasions(eng: Engine, movement: Movement, strategy: Strategy) -> tuple[str, float, bool]:
+    """(phases, how often, whether in every micro-batch) a segment's parameters are gathered or gradients reduced."""
+    rules, zero = eng.runtime.state, np.array([float(strategy.zero)])
     if movement.role == "gradient":
-        timing = eng.runtime.grad_reduce_pipeline if strategy.pp > 1 else eng.runtime.grad_reduce_sharded
-        each = strategy.zero >= 2 and timing == "micro_batch" and movement.axes != ("dp_replicate",)
+        within, across = eng.runtime.reduces_each(zero, strategy.pp)
+        each = bool((across if movement.over_replicas else within)[0])
         phase = "optimizer" if on_tp(movement.axes) and rules.tp_gradient_times > 1 else "backward"
-        return phase, m if each else 1.0
+        return phase, 1.0, each
     segments = len(eng.segments)
-    found = gathers(np.array([float(strategy.zero)]), rules, segments)
+    found = gathers(zero, rules, segments)
     forward, backward = (float(times[min(movement.segment, segments - 1), 0]) for times in found)
     if not forward:
-        return "optimizer", 1.0
-    return ("forward, backward", 2.0 * m) if backward else ("forward", m)
+        return "optimizer", 1.0, False
+    return ("forward, backward", 2.0, True) if backward else ("forward", 1.0, True)
 
 
 def _boundary(

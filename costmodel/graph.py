@@ -254,6 +254,8 @@ def head_segment(model: Model, workload: Workload) -> Segment:
     logits = b.add("einsum", "output", {x: HIDDEN, w: dims}, LOGITS, chunks=chunks)
     if model.head_bias:
         logits = b.bias("output", logits, LOGITS, ("vocab",))
+    if model.logit_softcap:
+        logits = b.add("activation", "softcap", {logits: LOGITS}, LOGITS, function="tanh", chunks=chunks)
     whole: Dims = ("vocab",) if workload.loss in ("fp32_logits", "gathered") else ()
     logits32 = logits
     if workload.loss != "compiled":

@@ -102,6 +102,9 @@ def activation(name: str, x: Array) -> tuple[Array, Array]:
     if name == "sigmoid":
         gate = 1.0 / (1.0 + np.exp(-x))
         return gate, gate * (1.0 - gate)
+    if name == "tanh":
+        value = np.tanh(x)
+        return value, 1.0 - value * value
     if name == "relu":
         return np.maximum(x, 0.0), (x > 0.0).astype(np.float64)
     if name == "relu2":

@@ -50,9 +50,9 @@ def shrink(eng: Engine, strategy: Strategy, seed: int) -> Small:
     tokens = MICRO_BATCHES * sizes["batch"] * sizes["seq"]
     workload, runtime = eng.workload, eng.runtime
     world = World(mesh=mesh, sizes=sizes, causal=workload.causal, window=max(1, sizes["seq"] // 2), scale=1.0 / tokens)
-    timing = runtime.grad_reduce_pipeline if strategy.pp > 1 else runtime.grad_reduce_sharded
+    within, across = (bool(each[0]) for each in runtime.reduces_each(np.array([float(strategy.zero)]), strategy.pp))
     how = Sharding(
-        zero=strategy.zero, frozen_from=runtime.state.parameters_sharded_from, reduce_each=timing == "micro_batch"
+        zero=strategy.zero, frozen_from=runtime.state.parameters_sharded_from, reduce_each=within, replicate_each=across
     )
     start = _start(parts, world, "sgd" if workload.optimizer == "sgd" else "adamw", seed)
     return Small(parts=parts, start=start, world=world, how=how, pp=degrees["pp"])

@@ -20,7 +20,7 @@ from distplan.costmodel.interpret_reference import Alone, reference_backward, re
 from distplan.costmodel.layout import Layout
 from distplan.costmodel.program import SegmentProgram, weight_layout
 from distplan.costmodel.spmd import Transition
-from distplan.costmodel.state_path import state_path
+from distplan.costmodel.state_path import StatePath, Steps, state_path
 
 Key = tuple[str, str]
 """(part of the model, weight): ("layer 1", "layer.mlp.up.weight")"""
@@ -120,13 +120,20 @@ class Sharding:
     frozen_from: int
     """the ZeRO stage from which weights that are not trained are stored sharded"""
     reduce_each: bool
-    """stored-sharded gradients are reduced every micro-batch, not only after the last"""
+    """gradients are reduced every micro-batch, not only after the last"""
+    replicate_each: bool = False
+    """the sum over dp_replicate that follows is too"""
     cut_state: tuple[str, str, str, tuple[str, ...]] | None = None
 
 
 def is_sharded(weight: Weight, how: Sharding) -> bool:
     """Whether a weight is stored sharded; state.py prices the same."""
     return how.zero >= (1 if weight.trained else how.frozen_from)
+
+
+def _each(path: StatePath, how: Sharding) -> Steps:
+    """The part of a gradient's way that it goes in every micro-batch."""
+    return path.reduce if how.replicate_each else path.each if how.reduce_each else ()
 
 
 def _travel(
@@ -172,16 +179,16 @@ class _Ranks:
         """A micro-batch's weight gradients, reduced at once or only summed."""
         for key, weight in trained_of(part).items():
             grad = values[part.program.gradients[key[1]]]
-            if self.how.zero >= 2 and self.how.reduce_each:
-                path = state_path(part.program, weight, True)
-                grad = _travel(grad, path.gradient, path.each, part, "gradient", self.world, self.how)
+            path = state_path(part.program, weight, is_sharded(weight, self.how))
+            grad = _travel(grad, path.gradient, _each(path, self.how), part, "gradient", self.world, self.how)
             self.sums[key] = self.sums[key] + grad if key in self.sums else grad
 
     def reduced(self, part: Part, weight: Weight) -> Array:
         path = state_path(part.program, weight, is_sharded(weight, self.how))
-        steps = path.last if self.how.zero >= 2 and self.how.reduce_each else path.reduce
+        each = _each(path, self.how)
+        layout = each[-1].result if each else path.gradient
         grad = self.sums[part.name, weight.name]
-        return _travel(grad, path.gradient, steps, part, "gradient", self.world, self.how)
+        return _travel(grad, layout, path.reduce[len(each) :], part, "gradient", self.world, self.how)
 
 
 def store(part: Part, weight: Weight, whole: Array, world: World, how: Sharding) -> Array:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from distplan.costmodel.layout import CP
 from distplan.costmodel.lower import CATEGORIES, PHASES, Lowered, Work, axis_class
-from distplan.costmodel.model import Moe
+from distplan.costmodel.model import DTYPE_BYTES, Moe
 from distplan.costmodel.strategy import Floats
 from distplan.hardware.cluster import Cluster
 from distplan.hardware.collectives import price
@@ -30,9 +30,10 @@ UNFUSED: Mapping[str, Mapping[str, tuple[float, float]]] = {
 }
 """(bytes over those of one kernel that reads its inputs and writes its outputs, kernels) of what is not fused.
 
-Counted from torch's eager operators: rope in 2 bytes multiplies by cos (read 2, write 2), negates half (1, 1),
-concatenates (2, 2), multiplies by sin (2, 2) and adds (4, 2): 18 bytes for 4. A norm in fp32 squares (4, 4), takes
-the mean (4) and multiplies (4, 4): 20 for 8; its gradient 44 for 12. Casts are operators of their own (decompose.py).
+Counted from torch's eager operators: rope multiplies by cos (reads 1 tensor, writes 1), negates half (1/2, 1/2),
+concatenates (1, 1), multiplies by sin (1, 1) and adds (2, 1): 9 for 2, in whatever dtype. A norm in fp32 squares
+(4, 4), takes the mean (4) and multiplies (4, 4): 20 for 8; its gradient 44 for 12. Casts are operators of their own
+(decompose.py).
 """
 
 
@@ -216,7 +217,8 @@ def _attentions(
             steps = kv_len / q_len - 1.0
             merged = (lines * q_len) * (head_dim + v_head_dim if backward else v_head_dim)
             latency = (rates.attention_backward if backward else rates.attention_forward).latency
-            seconds[at] += memory_seconds(rates, steps * (merged * 3.0 * 2.0), steps) + steps * latency
+            moved = steps * (merged * 3.0 * DTYPE_BYTES[work.dtype])
+            seconds[at] += memory_seconds(rates, moved, steps) + steps * latency
         full[at] = (square * work.share if work.full else square) * (2.0 if backward else 1.0)
         executed = square * (work.share * 0.5 if masked else work.share)
         kernel[at] = executed * (BACKWARD_OVER_FORWARD if backward else 1.0)

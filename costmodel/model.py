@@ -33,6 +33,7 @@ class Attention:
     chunk: int = 0
     """attention within blocks of so many tokens (Llama 4); 0 = no chunks"""
     softcap: bool = False
+    """logits are capped inside the attention kernel: recorded only, as no byte more moves"""
     sinks: bool = False
     """one learned logit per head (gpt-oss)"""
     gated: bool = False
@@ -160,7 +161,8 @@ class Model:
     max_seq_len: int = 0
     embedding_norm: bool = False
     embedding_norm_bias: bool = False
-    token_types: int = 0
+    logit_softcap: bool = False
+    """the final logits go through cap · tanh(x / cap) (Gemma 2, arXiv 2408.00118, section 2)"""
     final_norm: bool = True
     head_bias: bool = False
     dropout: float = 0.0

@@ -19,8 +19,6 @@ from distplan.hardware.errors import DistplanError
 Axes = tuple[int, ...]
 Mapping2d = tuple[Axes, ...]
 
-PARTIAL_KINDS = ("SUM", "AVG", "MAX", "MIN", "PROD", "ANY", "ALL")
-
 
 class RuleRefusedError(DistplanError):
     """The rule has no answer for these placements; Paddle raises there too."""

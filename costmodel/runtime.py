@@ -9,8 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from distplan.costmodel import fitted
-from distplan.costmodel.strategy import DEGREES, STRUCTURE
+from distplan.costmodel.strategy import DEGREES, STRUCTURE, Floats
 from distplan.hardware.documents import Document, load_mapping, no_other_keys, take
 from distplan.hardware.errors import UnknownNameError
 from distplan.hardware.units import parse_bytes
@@ -114,11 +116,13 @@ class Runtime:
     """the vocabulary-parallel table's gradient is sharded as the table, or whole on every tp rank (DTensor)"""
     state: StateRules
     grad_reduce: str
-    """micro_batch | last_micro_batch: when a gradient that is not stored sharded is reduced"""
+    """micro_batch | last_micro_batch: when gradients are reduced that stay whole (zero 0, 1), and when shards of them
+    are summed over dp_replicate"""
     grad_reduce_sharded: str
-    """the same with gradients stored sharded (zero 2, 3)"""
+    """the same of gradients stored sharded (zero 2, 3), within the sharding group"""
     grad_reduce_pipeline: str
-    """the same with gradients stored sharded and pp > 1 (torch's stages wait for the last backward)"""
+    """that of both with pp > 1, where it is last_micro_batch (torch's stages wait for the last backward); else that of
+    gradients stored sharded"""
     overlap: Mapping[str, bool]
     """collective class (dp_grad, dp_param, tp, tp_backward, cp, pp, pp_interleaved, ep) -> hidden where it can be"""
     selective: tuple[str, ...]
@@ -134,8 +138,6 @@ class Runtime:
     loss: str
     early_stop: bool
     """full recompute skips what backward does not need (torch's non-reentrant checkpoint)"""
-    param_bucket_bytes: float
-    """one all-gather's worth of parameters; 0 = one layer"""
     grad_bucket_bytes: float
     """one reduction's worth of gradients; 0 = one layer"""
     overlap_efficiency: Mapping[str, float]
@@ -162,6 +164,16 @@ class Runtime:
         fsdp_grad and fsdp_param are dp_grad and dp_param of every micro-batch (ZeRO 2 and 3).
         """
         return self.overlap_efficiency.get(kind, 1.0) if self.overlap[kind.replace("fsdp", "dp")] else 0.0
+
+    def reduces_each(self, zero: Floats, pp: int) -> tuple[Floats, Floats]:
+        """1 where every micro-batch reduces gradients, 0 where the last does: (as far as they are stored sharded or
+        whole, over dp_replicate after that)."""
+        sharded, whole = self.grad_reduce_sharded, self.grad_reduce
+        if pp > 1:
+            sharded = self.grad_reduce_pipeline
+            whole = whole if sharded == "micro_batch" else sharded
+        within = np.where(zero >= 2.0, float(sharded == "micro_batch"), float(whole == "micro_batch"))
+        return within, within * float(whole == "micro_batch")
 
     def factor(self, generation: str) -> float:
         """Measured over modelled time of what a micro-batch does."""
@@ -221,7 +233,6 @@ def _read(doc: Document) -> Runtime:
         early_stop=take(doc, "early_stop", bool),
         expert_dispatch=take(doc, "expert_dispatch", str, default="each", choices=("each", "once_per_domain")),
         expert_overlap=take(doc, "expert_overlap", str, default="operators", choices=("operators", "micro_batches")),
-        param_bucket_bytes=take(doc, "param_bucket_bytes", _bytes, minimum=0.0),
         grad_bucket_bytes=take(doc, "grad_bucket_bytes", _bytes, minimum=0.0),
         overlap_efficiency=fitted.fitted().overlap_efficiency,
         software_factors=fitted.software_factors(name),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distplan.costmodel.casting import NARROW, layouts_of, scaling_of
+from distplan.costmodel.casting import NARROW, layouts_of, scaling_of, stored_dtype
 from distplan.costmodel.model import DTYPE_BYTES, Precision, Workload
 from distplan.costmodel.pipeline import in_flight
 from distplan.costmodel.runtime import Runtime
@@ -81,7 +81,8 @@ def gathered_bytes(
 
     ZeRO 3 holds the layer in use and the one fetched ahead, and embedding and head from forward to backward
     where they are not resharded; ZeRO 2 of sharded parameters holds all. Parameters that are not kept in
-    the compute dtype are cast when gathered, and where nothing is gathered the cast copy is held whole.
+    the compute dtype are cast when gathered, and where nothing is gathered the cast copy of what is trained is held
+    whole.
     """
     recipe, rules = workload.precision, runtime.state
     used = elements["used"] * DTYPE_BYTES[recipe.compute]
@@ -92,7 +93,8 @@ def gathered_bytes(
     root = run_sum((content[0], *(0,) * (len(content) - 2), content[-1]), used)
     if not rules.root_resharded:
         largest = np.where(root > 0.0, 0.5 * root + run_max(layers, used), largest)
-    held = run_sum(content, elements["used"]) * DTYPE_BYTES[recipe.compute]
+    trained = np.minimum(run_sum(content, elements["used"]), run_sum(content, elements["produced"]))
+    held = trained * DTYPE_BYTES[recipe.compute]
     if recipe.parameters in (recipe.compute, *NARROW):
         held = np.zeros_like(held)
     if rules.parameters_sharded_from == 2:
@@ -144,7 +146,7 @@ def state_bytes(
     master = DTYPE_BYTES[recipe.master] if recipe.master else 0.0
     moments = sum(DTYPE_BYTES[dtype] for dtype in recipe.moments)
     gradient = DTYPE_BYTES[recipe.gradients]
-    parameter = DTYPE_BYTES[recipe.compute if recipe.parameters in NARROW else recipe.parameters]
+    parameter = DTYPE_BYTES[stored_dtype(recipe)]
     whole, produced, stored, trained = run_sum(content, np.stack([elements[name] for name in ELEMENTS]))
     states = trained * (master + moments)
     on_host = 1.0 if workload.offload_optimizer else 0.0
@@ -154,9 +156,8 @@ def state_bytes(
     sharded = zero >= float(runtime.state.parameters_sharded_from)
     parameters = np.where(sharded, stored, whole) * parameter
     traffic = trained * (gradient + 2.0 * (master + moments) + parameter)
-    if workload.lora_rank:
-        frozen = np.where(sharded, stored - trained, np.maximum(0.0, whole - produced))
-        parameters = parameters - frozen * (parameter - DTYPE_BYTES[recipe.compute])
+    frozen = np.where(sharded, stored - trained, np.maximum(0.0, whole - produced))
+    parameters = parameters - frozen * (parameter - DTYPE_BYTES[recipe.compute])
     cast = cast_bytes(recipe)
     if cast is not None:
         cast_used, cast_stored = run_sum(content, elements["cast_used"]), run_sum(content, elements["cast_stored"])

@@ -117,15 +117,13 @@ def segment_seconds(
     forward, backward = local.chosen.at("forward", lid), local.chosen.at("backward", lid)
     recompute = local.chosen.at("recompute", lid)
     zero = state.zero[sid]
-    if not (zero >= 2.0).any():
+    within, across = eng.runtime.reduces_each(zero, pp)
+    if not ((zero >= 2.0) | (within > 0.0)).any():
         nothing = np.zeros_like(forward)
         return forward, backward, recompute, (nothing, nothing)
     gather = state.tables["gather"][:-1, sid]
     in_forward, in_backward = gathers(zero, eng.runtime.state, len(gather))
-    timing = eng.runtime.grad_reduce_pipeline if pp > 1 else eng.runtime.grad_reduce_sharded
-    reduce = np.where(zero >= 2.0, state.tables["reduce"][:-1, sid], 0.0)
-    if timing != "micro_batch":
-        reduce = np.zeros_like(reduce)
+    reduce = within * state.tables["reduce"][:-1, sid] + across * state.tables["replicate"][:-1, sid]
     of_param, of_grad = eng.runtime.hidden("fsdp_param"), eng.runtime.hidden("fsdp_grad")
     first, again = gather * in_forward, gather * in_backward
     exposed_f = first - of_param * np.minimum(first, forward)

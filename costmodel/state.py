@@ -41,6 +41,11 @@ class Movement:
     """bytes given to the collective, all calls together"""
     calls: int
 
+    @property
+    def over_replicas(self) -> bool:
+        """The all-reduce over dp_replicate that follows a reduce-scatter (HSDP)."""
+        return self.kind == "all_reduce" and self.axes == ("dp_replicate",)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoweredState:
@@ -265,7 +270,7 @@ def state_costs(
         calls = float(movement.calls)
         cost = price(movement.kind, payload / calls, spans[movement.axes], cluster)  # type: ignore[arg-type]
         name = "gather" if movement.role == "parameter" else "reduce"
-        if movement.kind == "all_reduce" and movement.axes == ("dp_replicate",):
+        if movement.over_replicas:
             name = "replicate"
         taken = calls * cost.seconds
         seconds[name][movement.segment] += taken

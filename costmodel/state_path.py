@@ -29,13 +29,8 @@ class StatePath:
 
     @property
     def each(self) -> Steps:
-        """The part of `reduce` within the sharding group, which may come after every micro-batch."""
+        """The beginning of `reduce`, without the all-reduce between the replicas of HSDP."""
         return tuple(step for step in self.reduce if not _replicates(step))
-
-    @property
-    def last(self) -> Steps:
-        """The rest: the all-reduce between the replicas of HSDP."""
-        return tuple(step for step in self.reduce if _replicates(step))
 
 
 def _reduce(gradient: Layout, used: Layout, stored: Layout) -> Steps:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
+from distplan.costmodel.casting import stored_dtype
 from distplan.costmodel.combine import StateTables
+from distplan.costmodel.model import DTYPE_BYTES
 from distplan.costmodel.stage_costs import StateBytes, run_sum
-from distplan.costmodel.stages import Split
+from distplan.costmodel.stages import Content, Split
 from distplan.costmodel.state import gathers
 from distplan.costmodel.strategy import Floats
 from distplan.costmodel.tables import Engine
@@ -32,20 +36,15 @@ def step_end(
     first forwards; the last and the first layer's share never hides. A later stage is done earlier by the
     backwards that follow it, and starts later by the forwards before it.
     """
-    of_param, of_grad = eng.runtime.hidden("dp_param"), eng.runtime.hidden("dp_grad")
     exposed_reduce = np.zeros(len(index))
     exposed_gather = np.zeros(len(index))
     optimizer = np.zeros(len(index))
     before_f, before_b = np.zeros_like(p2p), np.zeros_like(p2p)
     for number, run in enumerate(cut.stages):
-        content = weight_content(run.content, pp)
-        reduce, gather = (seconds[state.index] for seconds in moved_once(eng, state, content, pp))
-        parts = max(1, sum(content))
-        most = (parts - 1.0) / parts
-        left = reduce - of_grad * np.minimum((last * stage_b[number])[index], reduce * most) - before_b[index]
-        late = gather - of_param * np.minimum((last * stage_f[number])[index], gather * most) - before_f[index]
-        exposed_reduce = np.maximum(exposed_reduce, left)
-        exposed_gather = np.maximum(exposed_gather, late)
+        behind = (last * stage_f[number])[index], (last * stage_b[number])[index]
+        once = once_a_step(eng, state, run.content, pp, *behind)
+        exposed_reduce = np.maximum(exposed_reduce, (once.reduce - once.reduce_hidden) - before_b[index])
+        exposed_gather = np.maximum(exposed_gather, (once.gather - once.gather_hidden) - before_f[index])
         optimizer = np.maximum(optimizer, optimizer_seconds(eng, states[number])[state.index])
         before_f = before_f + run.count * (stage_f[number] + p2p)
         before_b = before_b + run.count * (stage_b[number] + p2p)
@@ -53,13 +52,44 @@ def step_end(
     return exposed, optimizer + state.tables["clip"][state.index]
 
 
-def last_round(m: Floats, pp: int, vpp: int) -> Floats:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnceAStep:
+    """Seconds of one stage's gradients and parameters that move once a step, per row."""
+
+    reduce: Floats
+    reduce_hidden: Floats
+    """behind the stage's own backward"""
+    gather: Floats
+    gather_hidden: Floats
+    """behind its own forward"""
+
+
+def once_a_step(
+    eng: Engine, state: StateTables, content: Content, pp: int, forward: Floats, backward: Floats
+) -> OnceAStep:
+    """`forward` and `backward`: seconds per row of a stage's work that its gathering and reduction can hide behind;
+    the share of the first or last layer never hides."""
+    weights = weight_content(content, pp)
+    reduce, gather = (seconds[state.index] for seconds in moved_once(eng, state, weights, pp))
+    parts = max(1, sum(weights))
+    most = (parts - 1.0) / parts
+    return OnceAStep(
+        reduce=reduce,
+        reduce_hidden=eng.runtime.hidden("dp_grad") * np.minimum(backward, reduce * most),
+        gather=gather,
+        gather_hidden=eng.runtime.hidden("dp_param") * np.minimum(forward, gather * most),
+    )
+
+
+def last_round(m: Floats, pp: int, vpp: int, schedule: str) -> Floats:
     """Micro-batches' worth of a stage's work that is left when the first of its gradients are whole.
 
     Interleaved, the backwards of the last pp micro-batches run chunk by chunk (Narayanan et al. 2021, section 2.2),
     so that a chunk is reduced while the vpp - 1 others work (Megatron Core, schedules.py: enable_grad_sync at a
     chunk's last micro-batch); gathered parameters are read chunk by chunk in the same way.
     """
+    if schedule != "interleaved":
+        return np.ones_like(m)
     return np.maximum(1.0, np.minimum(m, float(pp)) * ((vpp - 1.0) / vpp))
 
 
@@ -73,10 +103,9 @@ def weight_content(content: tuple[int, ...], pp: int) -> tuple[int, ...]:
 def moved_once(eng: Engine, state: StateTables, content: tuple[int, ...], pp: int) -> tuple[Floats, Floats]:
     """Seconds per step, per combination, of reducing a stage's gradients after its last backward and of gathering
     its parameters before the next forward; what is done every micro-batch is not in them."""
-    reduce = run_sum(content, state.tables["reduce"]) + run_sum(content, state.tables["replicate"])
-    timing = eng.runtime.grad_reduce_pipeline if pp > 1 else eng.runtime.grad_reduce_sharded
-    if timing == "micro_batch":
-        reduce = np.where(state.zero >= 2.0, run_sum(content, state.tables["replicate"]), reduce)
+    within, across = eng.runtime.reduces_each(state.zero, pp)
+    reduce = (1.0 - within) * run_sum(content, state.tables["reduce"])
+    reduce = reduce + (1.0 - across) * run_sum(content, state.tables["replicate"])
     gather = run_sum(content, state.tables["gather"])
     return reduce, np.where(gathers(state.zero, eng.runtime.state, 2)[0][0] > 0.0, 0.0, gather)
 
@@ -84,12 +113,14 @@ def moved_once(eng: Engine, state: StateTables, content: tuple[int, ...], pp: in
 def optimizer_seconds(eng: Engine, held: StateBytes) -> Floats:
     """The update reads and writes every byte of its state once; clipping reads the gradients once more.
 
-    Offloaded, gradients go to the host and parameters come back over PCIe.
+    Offloaded, gradients go to the host and parameters come back over PCIe, each in its dtype (Ren et al. 2021,
+    ZeRO-Offload, section 4.1: two bytes each way where both are of two bytes).
     """
-    recipe_bytes = 4.0
+    recipe = eng.workload.precision
+    gradient, parameter = DTYPE_BYTES[recipe.gradients], DTYPE_BYTES[stored_dtype(recipe)]
     seconds = memory_seconds(eng.rates, held.optimizer_traffic)
     if eng.workload.clip_grad:
-        seconds = seconds + memory_seconds(eng.rates, held.gradient_elements * recipe_bytes)
+        seconds = seconds + memory_seconds(eng.rates, held.gradient_elements * gradient)
     if eng.workload.offload_optimizer:
-        seconds = seconds + pcie_seconds(eng.rates, held.gradient_elements * (2.0 * recipe_bytes))
+        seconds = seconds + pcie_seconds(eng.rates, held.gradient_elements * (gradient + parameter))
     return seconds

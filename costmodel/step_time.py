@@ -205,9 +205,11 @@ def _timing(
     vpp: int,
     schedule: str,
 ) -> _Timing:
-    """Everything that depends on (local, m, layers, and state under ZeRO 2 and 3) is priced once per combination."""
+    """Everything that depends on (local, m, layers, and state that every micro-batch moves) is priced once per
+    combination."""
     zero = state.zero[state.index]
-    per_step = np.where(zero >= 2.0, state.index, 0)
+    moves_each = (zero >= 2.0) | (eng.runtime.reduces_each(zero, pp)[0] > 0.0)
+    per_step = np.where(moves_each, state.index, 0)
     first, index = distinct(local.index, m, layers, per_step, gpus)
     lid, sid = local.index[first], state.index[first]
     load = stage_load(eng, local, state, lid, sid, gpus[first], layers[first], cut, pp, vpp, schedule)
@@ -218,7 +220,7 @@ def _timing(
     factor = eng.runtime.factor(eng.cluster.accelerator.generation)
     busy = [part * m[first] for part in parts]
     bubble = np.maximum(times.bubble, 0.0)
-    last = last_round(m[first], pp, vpp if schedule == "interleaved" else 1)
+    last = last_round(m[first], pp, vpp, schedule)
     ends = step_end(eng, state, states, cut, pp, index, stage_f, stage_b, p2p, last)
     time = [part[index] * factor for part in busy]
     time[TIME_PARTS.index("exposed dp")] = time[TIME_PARTS.index("exposed dp")] + ends[0]

@@ -155,7 +155,7 @@ def _ends(run: Simulation, end: StepEnd, factor: float) -> Iterator[Box]:
     """What a step has once. Gradients begin to be reduced during a stage's last backward."""
     begin = end.exposed_gather
     done = begin + run.seconds * factor + end.exposed_reduce
-    last = {e.rank: e.end for e in run.events if e.stream == "compute" and e.kind in ("F", "B", "I", "W")}
+    last: dict[int, float] = defaultdict(float)
     for event in run.events:
         if event.stream == "compute" and event.kind != "OPT":
             last[event.rank] = max(last[event.rank], event.end)

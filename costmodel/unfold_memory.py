@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from distplan.costmodel.casting import NARROW, casts_of, narrow_weights
+from distplan.costmodel.casting import NARROW, casts_of, narrow_weights, stored_dtype
 from distplan.costmodel.lower_terms import dtype_bytes, segment_sizes
 from distplan.costmodel.model import DTYPE_BYTES, Precision
 from distplan.costmodel.program import SegmentProgram
@@ -59,10 +59,9 @@ def _weights(case: Case) -> Iterator[Held]:
                 continue
             path = state_path(program, weight, zero >= 1)
             made = path.gradient if rules.whole_gradients == "as_produced" else path.used
-            trained = getattr(weight, "trained", True)
-            dtype, size = _parameter(recipe, zero >= sharded_from, weight.name in narrow)
+            dtype, size = _parameter(recipe, zero >= sharded_from, weight.name in narrow, weight.trained)
             rows = [("parameters", weight.name, path.stored if zero >= sharded_from else path.used, dtype)]
-            if trained:
+            if weight.trained:
                 layout = path.stored if zero >= 2 else made.whole()
                 rows.append(("gradients", weight.name, layout, recipe.gradients))
                 if rules.kept_gradients and recipe.gradients != recipe.compute:
@@ -84,9 +83,9 @@ def _weights(case: Case) -> Iterator[Held]:
                 )
 
 
-def _parameter(recipe: Precision, sharded: bool, narrow: bool) -> tuple[str, float]:
+def _parameter(recipe: Precision, sharded: bool, narrow: bool, trained: bool) -> tuple[str, float]:
     """(dtype, bytes per element) of a parameter as it is stored, its cast copies with it."""
-    plain = recipe.compute if recipe.parameters in NARROW else recipe.parameters
+    plain = stored_dtype(recipe) if trained else recipe.compute
     cast = cast_bytes(recipe) if narrow else None
     if cast is None:
         return plain, DTYPE_BYTES[plain]

@@ -36,18 +36,13 @@ class Accelerator:
     """what the vendor prints on the box"""
     memory_bandwidth: float
     """bytes/s, peak"""
-    tdp_watts: float
-    """0 where not known"""
-    l2_bytes: float
-    """0 where not known"""
-    scaleup_bandwidth: float
-    """bytes/s per direction over NVLink, xGMI and the like; 0 without"""
     scaleup_technology: str
     """nvlink4, xgmi, …; empty without"""
     pcie_bandwidth: float
     """bytes/s per direction to the host; 0 where not known"""
     facts: Mapping[str, Fact]
-    """field (peak_flops.bf16, memory_bandwidth, …) -> Fact"""
+    """field (peak_flops.bf16, memory_bandwidth, …) -> Fact; what only informs (tdp_watts, l2_bytes,
+    scaleup_bandwidth per direction) is here alone"""
 
 
 _KEYS: tuple[str, ...] = ("name", "vendor", "generation", "aliases", "num_sms", "peak_flops", "memory", "memory_label")
@@ -93,9 +88,6 @@ def read_accelerator(doc: Document, id: str, sources: Mapping[str, str]) -> Acce
         memory_bytes=values["memory_bytes"],
         memory_label_bytes=values.get("memory_label_bytes", values["memory_bytes"]),
         memory_bandwidth=values["memory_bandwidth"],
-        tdp_watts=values.get("tdp_watts", 0.0),
-        l2_bytes=values.get("l2_bytes", 0.0),
-        scaleup_bandwidth=values.get("scaleup_bandwidth", 0.0),
         scaleup_technology="" if scaleup is None else take(scaleup, "technology", str),
         pcie_bandwidth=values.get("pcie_bandwidth", 0.0),
         facts=facts,

@@ -37,7 +37,6 @@ class Tier:
     technology: str
     """key of data/collectives.yaml"""
     in_switch_reduction: bool = False
-    oversubscription: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +48,6 @@ class Cluster:
     accelerator: Accelerator
     tiers: tuple[Tier, ...]
     gpus_per_node: int
-    nics_per_node: float
-    """0 where not known"""
     host_memory_bytes: float
     """per node, for offload; 0 where not known"""
     price_per_gpu_hour: float
@@ -81,7 +78,6 @@ def read_cluster(doc: Document, id: str, sources: Mapping[str, str]) -> Cluster:
         accelerator=_accelerator_of(doc, id, sources),
         tiers=tiers,
         gpus_per_node=int(facts["gpus_per_node"].value),
-        nics_per_node=facts["nics"].value if "nics" in facts else 0.0,
         host_memory_bytes=facts["host_memory"].value if "host_memory" in facts else 0.0,
         price_per_gpu_hour=statistics.median([price.value for price in prices] or [0.0]),
         prices=prices,
@@ -136,7 +132,7 @@ def _read_tiers(doc: Document, sources: Mapping[str, str], facts: dict[str, Fact
         tiers.append(replace(outer, name="pod", size=pod.value))
     if ratio is not None:
         facts["fabric.oversubscription"] = ratio
-        outer = replace(outer, bandwidth=outer.bandwidth / ratio.value, oversubscription=ratio.value)
+        outer = replace(outer, bandwidth=outer.bandwidth / ratio.value)
     return (*tiers, outer)
 
 

@@ -144,14 +144,6 @@ def format_seconds(value: float) -> str:
     return _scaled(value, ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")))
 
 
-def format_flops(value: float) -> str:
-    return _scaled(value, ((1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP")))
-
-
-def format_flops_per_second(value: float) -> str:
-    return _scaled(value, ((1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s")))
-
-
 def format_tflops_per_second(value: float) -> str:
     """Always TFLOP/s, the unit in which rates per GPU are compared: 989.4 TFLOP/s."""
     return f"{value / 1e12:,.1f} TFLOP/s"

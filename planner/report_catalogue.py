@@ -63,6 +63,8 @@ def _accelerator(accelerator: Plain) -> Iterator[RenderableType]:
     yield heading(f"{accelerator['id']}: {name} ({family})")
     peaks = ", ".join(f"{dtype} {format_tflops_per_second(peak)}" for dtype, peak in accelerator["peak_flops"].items())
     yield line(f"dense peaks: {peaks}")
+    if accelerator["scaleup_technology"]:
+        yield line(f"links to other devices: {accelerator['scaleup_technology']}")
     yield from _facts(accelerator["facts"])
 
 

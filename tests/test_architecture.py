@@ -6,9 +6,15 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from distplan.costmodel.runtime import Runtime, StateRules
+from distplan.hardware.accelerator import Accelerator
+from distplan.hardware.cluster import Cluster, Tier
 
 ROOT = Path(__file__).resolve().parents[1]
 MAY_IMPORT = {
@@ -78,3 +84,26 @@ def test_start_up_imports_neither_numpy_nor_scipy() -> None:
     program = "import sys, distplan.planner.cli; print(*{'numpy', 'scipy', 'yaml'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+@cache
+def read_names() -> frozenset[str]:
+    """Names that some module reads: attributes, keys of plain data, and getattr's f-strings, whose beginnings count."""
+    found = set()
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                found.add(node.attr)
+            elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+                found.add(str(node.slice.value))
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+                found |= {f"{part.value}*" for part in ast.walk(node.args[1]) if isinstance(part, ast.Constant)}
+    return frozenset(found)
+
+
+@pytest.mark.parametrize("facts", [Accelerator, Cluster, Tier, Runtime, StateRules], ids=lambda kind: kind.__name__)
+def test_no_fact_is_asked_of_a_user_and_never_read(facts: type) -> None:
+    known = read_names()
+    names = {field.name for field in fields(facts)}  # type: ignore[arg-type]
+    unread = {name for name in names - known if not any(f"{name[:at]}*" in known for at in range(1, len(name) + 1))}
+    assert not unread

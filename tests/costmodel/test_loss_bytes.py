@@ -9,6 +9,7 @@ from distplan.costmodel.model import Workload
 from distplan.costmodel.model_file import read_model
 from distplan.costmodel.runtime import load_runtime
 from distplan.costmodel.strategy import Strategy
+from distplan.costmodel.unfold import case_of, operators
 from distplan.costmodel.workload import precision
 from distplan.hardware.cluster import load_cluster
 from distplan.hardware.documents import Document
@@ -31,3 +32,13 @@ def test_bytes_per_logit(loss: str) -> None:
     priced = estimate(model, workload, load_cluster("dgx-h100"), load_runtime("any"), Strategy(), detail=True)
     per_logit = float(priced.memory["logits and loss"][0]) / (SEQ * VOCAB)
     assert per_logit == pytest.approx(COPIES[loss], rel=0.01)
+
+
+def test_capped_logits_are_one_more_pass_each_way() -> None:
+    """tanh reads and writes logits of two bytes; backward reads them and their gradient and writes the next."""
+    model = read_model(Document(file="wide", value=WIDE | {"logit_softcap": True}, lines={}), "wide")
+    workload = Workload(seq_len=SEQ, global_batch=1, precision=precision("bf16"))
+    given = (model, workload, load_cluster("dgx-h100"), load_runtime("any"), Strategy())
+    passes = [op for op in operators(case_of(*given, estimate(*given, detail=True))) if "softcap" in op.name]
+    moved = {op.phase: op.moved_bytes / (SEQ * VOCAB) for op in passes}
+    assert moved == {"forward": 2 + 2, "backward": 2 + 2 + 2}

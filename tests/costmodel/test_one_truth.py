@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -98,3 +98,21 @@ def test_the_table_of_collectives_exposes_what_the_step_does(runtime: str, syste
     moved = [row for row in priced.communication if row.kind != "send_recv"]
     assert sum(float(row.exposed_seconds[0]) for row in moved) == pytest.approx(of_step, rel=1e-9)
     assert all(row.exposed_seconds[0] <= row.seconds[0] * (1.0 + 1e-9) for row in moved)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 8, 128])
+@pytest.mark.parametrize("runtime,zero", [("megatron", 1), ("torchtitan", 2), ("torchtitan", 3), ("deepspeed", 3)])
+def test_where_nothing_hides_the_table_of_collectives_takes_what_the_step_waits(
+    runtime: str, zero: int, micro_batches: int
+) -> None:
+    """Only what every micro-batch does is stretched by the software factor, however often a step has it."""
+    found, shipped = load_model("gemma-2-9b"), load_runtime(runtime)
+    overrides = {"global_batch": 16 * micro_batches, "seq_len": 1024}
+    work = workload(found.model, found.workload, gpus=16, overrides=overrides)
+    bare = replace(shipped, software_factor=2.0, overlap=dict.fromkeys(shipped.overlap, False))
+    strategy = Strategy(dp_shard=16, zero=zero)
+    priced = estimate(found.model, work, load_cluster("dgx-h100"), bare, strategy, usable_bytes=1e15, detail=True)
+    assert priced.num_micro_batches[0] == micro_batches
+    of_weights = [row for row in priced.communication if row.name in ("gradients", "parameters")]
+    assert sum(float(row.seconds[0]) for row in of_weights) == pytest.approx(float(priced.time["exposed dp"][0]))
+    assert all(row.exposed_seconds[0] == pytest.approx(row.seconds[0], rel=1e-9) for row in of_weights)

@@ -15,7 +15,7 @@ from distplan.hardware.errors import DistplanError
 OTHERS = [name for name in list_runtimes() if name != "any"]
 PHYSICS = ("mesh_order", "sp_saves", "merged_input_gradients", "overlap", "fused_norm", "loss", "early_stop")
 PHYSICS += (*(f"state.{f.name}" for f in fields(runtime.StateRules)), "embedding_gradient")
-PHYSICS += ("param_bucket_bytes", "grad_bucket_bytes", "attention_kernel", "fused_rope")
+PHYSICS += ("grad_reduce", "grad_bucket_bytes", "attention_kernel", "fused_rope")
 SHIPPED = Path(runtime.__file__).with_name("runtimes")
 
 
@@ -31,7 +31,8 @@ def test_every_physical_fact_has_a_source_or_is_marked_assumed(name: str) -> Non
     assert loaded.name == name and loaded.version and loaded.source
     for field in PHYSICS:
         assert loaded.provenance[field]
-    assert any(key.startswith("grad_reduce") for key in loaded.provenance)
+    sharded = {"2", "3"} & set(loaded.legal["zero"])
+    assert not sharded or loaded.provenance["grad_reduce_sharded"]
 
 
 @pytest.mark.parametrize("field", STRUCTURE)

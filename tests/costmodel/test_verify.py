@@ -72,6 +72,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Strategy]] = {
     "parallel branches": ("gpt-neox-20b", "megatron", PLAIN, Strategy(tp=2, sp=True, dp_shard=2)),
     "one norm for both branches": ("falcon-40b", "megatron", PLAIN, Strategy(tp=2, dp_shard=2)),
     "sandwich norms": ("gemma-2-9b", "megatron", PLAIN, Strategy(tp=4, sp=True, dp_shard=2)),
+    "capped logits in chunks": ("gemma-2-9b", "megatron", FUSED_LOSS, Strategy(tp=2, sp=True, dp_shard=2)),
     "two kinds of layer": ("gemma-3-27b", "megatron", PLAIN, Strategy(tp=2, sp=True, pp=2)),
     "post norms": ("olmo-2-7b", "torchtitan", PLAIN, Strategy(tp=2, sp=True, dp_shard=2)),
     "embedding norm": ("bloom-176b", "megatron", PLAIN, Strategy(tp=2, sp=True, pp=2)),

@@ -245,6 +245,19 @@ def test_a_frozen_tower_has_a_forward_only() -> None:
     assert held_by["parameters"] == pytest.approx(2.0 * vision_parameters(small(), work(small(), 2)))
 
 
+@pytest.mark.parametrize("recipe, element", [("bf16", 2.0), ("bf16-sharded", 2.0), ("fp32", 4.0)])
+def test_a_frozen_tower_is_held_in_the_compute_dtype(recipe: str, element: float) -> None:
+    """Nothing updates it, so that no master copy in fp32 is needed, nor a cast copy of one."""
+    found = [priced(images, more={"precision": recipe, "train_vision": False}) for images in (0, 2)]
+    last = vision_segments(small(), work(small(), 2))[-1]
+    trained = sum(weight_elements(last, weight) for weight in last.weights)
+    stored = 4.0 if recipe != "bf16" else 2.0
+    frozen_weights = vision_parameters(small(), work(small(), 2)) - trained
+    held_more, cast_more = (part(found[1], n) - part(found[0], n) for n in ("parameters", "gathered layers"))
+    assert held_more == pytest.approx(element * frozen_weights + stored * trained)
+    assert cast_more == pytest.approx(2.0 * trained if recipe == "bf16-sharded" else 0.0)
+
+
 def test_adapters_of_the_text_leave_the_tower_frozen() -> None:
     assert all(not w.trained for p in vision_segments(small(), work(small(), 1, lora_rank=8)) for w in p.weights)
 
