@@ -195,8 +195,8 @@ def _group(rows: Sequence[Plain], shown: Plain) -> Iterator[RenderableType]:
     fits = [row for row in rows if row["status"] == "fits"]
     if shown["tokens"] is not None and fits:
         yield heading(f"To train {large(shown['tokens'])} tokens")
-        head = ("GPUs", "batch", "useful days", "goodput", "days", "GPU-hours", "cost", "")
-        yield table(head, [_cost_row(row) for row in fits], left=(7,))
+        costs = ("GPUs", "batch", "useful days", "goodput", "days", "GPU-hours", "cost", "")
+        yield table(costs, [_cost_row(row) for row in fits], left=(7,))
     if fits and "checkpoint_share" in fits[0]:
         yield from goodput_report(fits)
     if len({row["gpus"] for row in fits}) > 1:

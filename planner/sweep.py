@@ -240,8 +240,8 @@ def _group(row: Plain) -> tuple[Any, ...]:
     return row["model"], row["hardware"], row["runtime"], row["seq_len"]
 
 
-_OF_TRAINING = ("days", "gpu_hours", "cost", "goodput", "failures", "elapsed_days", "elapsed_gpu_hours", "elapsed_cost")
-_OF_TRAINING += ("in_time",)
+_USEFUL = ("days", "gpu_hours", "cost", "goodput", "failures")
+_ELAPSED = ("elapsed_days", "elapsed_gpu_hours", "elapsed_cost", "in_time")
 
 
 def _scaled(row: Plain, first: Plain | None, asked: Asked) -> Plain:
@@ -261,4 +261,4 @@ def _scaled(row: Plain, first: Plain | None, asked: Asked) -> Plain:
         tokens_per_step=float(row["seq_len"] * row["global_batch"]), price_per_gpu_hour=row["price_per_gpu_hour"],
         tokens=asked.tokens, days=asked.days, stops=stops,
     )  # fmt: skip
-    return made | {name: cost[name] for name in _OF_TRAINING}
+    return made | {name: cost[name] for name in (*_USEFUL, *_ELAPSED)}
