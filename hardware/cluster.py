@@ -15,6 +15,7 @@ from distplan.hardware.documents import Document, load_mapping, no_other_keys, t
 from distplan.hardware.errors import UnknownNameError
 from distplan.hardware.facts import Fact, count, read_sources, take_fact
 from distplan.hardware.links import load_links
+from distplan.hardware.reliability import read_reliability
 from distplan.hardware.units import parse_bytes, parse_bytes_per_second, parse_dollars_per_hour, parse_seconds
 
 SYSTEMS_FILE = Path(__file__).parent / "data" / "systems.yaml"
@@ -54,11 +55,11 @@ class Cluster:
     """US dollars: the median of the listings in `prices`; 0 where none is known"""
     prices: tuple[Fact, ...]
     facts: Mapping[str, Fact]
-    """scaleup.bandwidth, fabric.bandwidth, gpus_per_node, … -> Fact"""
+    """scaleup.bandwidth, fabric.bandwidth, gpus_per_node, reliability.mtbf, … -> Fact"""
 
 
 _SYSTEM_KEYS: tuple[str, ...] = ("name", "accelerator", "aliases", "gpus_per_node", "scaleup", "node", "fabric", "nics")
-_SYSTEM_KEYS += ("nic_bandwidth", "host_memory", "prices", "reference_for", "sources")
+_SYSTEM_KEYS += ("nic_bandwidth", "host_memory", "prices", "reliability", "reference_for", "sources")
 
 
 def read_cluster(doc: Document, id: str, sources: Mapping[str, str]) -> Cluster:
@@ -71,6 +72,9 @@ def read_cluster(doc: Document, id: str, sources: Mapping[str, str]) -> Cluster:
         fact = take_fact(doc, key, parse, sources, default=None)
         if fact is not None:
             facts[key] = fact
+    reliability = take(doc, "reliability", Document, default=None)
+    if reliability is not None:
+        facts |= read_reliability(reliability, sources)
     prices = _read_prices(doc, sources)
     return Cluster(
         id=id,

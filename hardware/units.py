@@ -58,6 +58,13 @@ SECONDS = Dimension(
     least=0.0,
     most=1e8,
 )
+GPU_SECONDS = Dimension(
+    name="GPU time between failures",
+    example="30,000 GPU-h",
+    units={"GPU-h": 3600.0, "GPU-hours": 3600.0, "GPU-days": 86400.0},
+    least=3600.0,
+    most=1e15,
+)
 WATTS = Dimension(name="a power", example="700 W", units={"W": 1.0, "kW": 1e3}, least=1.0, most=1e5)
 DOLLARS_PER_HOUR = Dimension(
     name="a price", example="2.95 USD/h", units={"USD/h": 1.0, "$/h": 1.0, "USD/hour": 1.0}, least=0.0, most=1e4
@@ -109,6 +116,7 @@ parse_bytes = _parser(BYTES)
 parse_bytes_per_second = _parser(BYTES_PER_SECOND)
 parse_flops_per_second = _parser(FLOPS_PER_SECOND)
 parse_seconds = _parser(SECONDS)
+parse_gpu_seconds = _parser(GPU_SECONDS)
 parse_watts = _parser(WATTS)
 parse_dollars_per_hour = _parser(DOLLARS_PER_HOUR)
 

@@ -17,6 +17,7 @@ from distplan.hardware.accelerator import Accelerator, list_accelerators, load_a
 from distplan.hardware.cluster import Cluster, cluster_names, list_clusters, load_cluster
 from distplan.hardware.errors import UnknownNameError
 from distplan.hardware.facts import Fact
+from distplan.hardware.reliability import reliability_of
 from distplan.planner.document import FORMAT_VERSION
 from distplan.planner.plain import digest, plain, rounded
 
@@ -82,6 +83,7 @@ def hardware(name: str) -> Plain:
         "tiers": [plain(tier) for tier in cluster.tiers],
         "facts": _facts(cluster.facts),
         "prices": [plain(price) for price in cluster.prices],
+        "reliability": {key: [plain(fact) for fact in facts] for key, facts in reliability_of(cluster).facts.items()},
     }
     return rounded({"system": system, "accelerator": _accelerator(cluster.accelerator)})
 

@@ -13,6 +13,12 @@ from distplan.planner.cli_options import DIMENSIONS, MACHINE, SEARCH, WORKLOAD
 TRAINING: dict[str, tuple[Any, Any]] = {
     "tokens": option("tokens", "N", "Say days, GPU-hours and money to train so many, such as 15T.", "Questions"),
     "days": option("days", "N", "With --tokens: do so many days suffice, and how many GPUs would do?", "Questions"),
+    "goodput": flag("goodput", "Say which share of the time is useful, with failures and checkpoints.", "Questions"),
+    "mtbf": option("mtbf", "TIME", "GPU time between failures, such as '30,000 GPU-h'.", "Questions"),
+    "restart_time": option("restart_time", "TIME", "From a failure to the next step, such as 10min.", "Questions"),
+    "storage_bandwidth": option("storage_bandwidth", "RATE", "For all checkpoints, such as '2 TB/s'.", "Questions"),
+    "checkpoint_interval": option("checkpoint_interval", "TIME", "In place of the best, such as 30min.", "Questions"),
+    "async_checkpoint": flag("async_checkpoint", "Training waits only for the copy to the host.", "Questions"),
 }
 """of search, estimate and sweep"""
 MEASURED: dict[str, tuple[Any, Any]] = TRAINING | {

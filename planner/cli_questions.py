@@ -72,7 +72,7 @@ def _count(options: Options) -> int:
 
 def run_sweep(models: Sequence[str], options: Options) -> int:
     one_word("--format", options["output_format"], FORMATS)
-    tokens, days = questions.training_asked(options)
+    asked = questions.parse_asked(options)
     jobs = 0 if options["jobs"] is None else one_number("--jobs", options["jobs"], most=4096)
     scenarios = _scenarios(models, options)
     for scenario in {(s.model, s.hardware, s.runtime): s for s in scenarios}.values():
@@ -83,7 +83,7 @@ def run_sweep(models: Sequence[str], options: Options) -> int:
         rows, done = sweep.run(scenarios, jobs=jobs, store=store, say=drawn, executor=executor)
     if done.resumed:
         say(f"{done.resumed:,} of {done.total:,} were in {clean(options['results'])}", quiet=options["quiet"])
-    shown = sweep.document(rows, tokens=tokens, days=days)
+    shown = sweep.document(rows, tokens=asked.tokens, days=asked.days, goodput=asked.goodput)
     show(shown, shown["rows"], options, list(sweep_report(shown)))
     if done.interrupted:
         say(f"distplan: interrupted after {done.done:,} of {done.total:,}{_again(options)}")

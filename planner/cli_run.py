@@ -23,7 +23,7 @@ from distplan.planner.inputs import InputError, dimension, gpu_counts, one_numbe
 from distplan.planner.output import FORMATS, csv_text, json_text, yaml_text
 from distplan.planner.plan import OBJECTIVES, Plan
 from distplan.planner.plan_file import PlanFile, is_plan, read_plan, write_plan
-from distplan.planner.questions import asked, parse_asked
+from distplan.planner.questions import answered, parse_asked
 from distplan.planner.report import report
 from distplan.planner.report_questions import answers_report
 from distplan.planner.search import RuleError
@@ -238,7 +238,7 @@ def _own_hardware(options: Options) -> Any:
 
 
 def _show(plan: Plan, form: str, options: Options) -> None:
-    shown = document(plan) | asked(plan, options)
+    shown = document(plan) | answered(plan, options)
     if form == "table":
         print_table([*report(shown), *answers_report(shown)], no_color=options["no_color"])
     elif form == "csv":

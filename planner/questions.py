@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from distplan.costmodel.estimate import estimate
+from distplan.costmodel.goodput import Interruptions
 from distplan.costmodel.replay import simulate_plan
 from distplan.costmodel.strategy import Strategy
 from distplan.hardware.cluster import Cluster, with_compute_scaled, with_network_scaled
@@ -19,6 +20,15 @@ from distplan.planner.inputs import InputError, quantity
 from distplan.planner.plain import rounded
 from distplan.planner.plan import Choice, Plan
 from distplan.planner.pricing import Job, Progress, Tally, cost_all
+from distplan.planner.questions_goodput import (
+    GivenGoodput,
+    elapsed,
+    goodput_asked,
+    goodput_row,
+    gpus_needed,
+    interruptions,
+    refined,
+)
 from distplan.planner.space import Bounds, check_bounds
 
 Plain = dict[str, Any]
@@ -92,34 +102,46 @@ def training(
     price_per_gpu_hour: float | None,
     tokens: float,
     days: float | None = None,
+    stops: Interruptions | None = None,
 ) -> Plain:
-    """Time and money for `tokens`, without failures, evaluation and checkpoints. `gpus_needed`: for the days
-    asked at the same rate per GPU, in whole nodes; distplan sweep finds what scaling really costs."""
+    """Time and money for `tokens`, without evaluation: useful alone, and elapsed, which `stops` lengthen (without them
+    both are the same). `in_time` and `gpus_needed` are of the elapsed time; `gpus_needed` is for the days asked at the
+    same rate per GPU, in whole nodes: distplan sweep finds what scaling really costs."""
     steps = math.ceil(tokens / tokens_per_step)
     seconds = steps * step_seconds
+    share, taken = (1.0, seconds) if stops is None else elapsed(stops, gpus, step_seconds, seconds)
     hours = gpus * seconds / SECONDS_PER_HOUR
+    taken_hours = None if taken is None else gpus * taken / SECONDS_PER_HOUR
+    price = price_per_gpu_hour
     needed = None
     if days is not None:
-        nodes = math.ceil(gpus * seconds / (days * SECONDS_PER_DAY) / node * (1.0 - 1e-9))
-        needed = max(1, nodes) * node
+        needed = gpus_needed(
+            stops, gpu_seconds=gpus * seconds, step_gpu_seconds=gpus * step_seconds,
+            seconds=days * SECONDS_PER_DAY, node=node,
+        )  # fmt: skip
     return {
         "tokens": tokens,
         "steps": steps,
         "days": seconds / SECONDS_PER_DAY,
         "gpu_hours": hours,
-        "cost": None if price_per_gpu_hour is None else hours * price_per_gpu_hour,
-        "price_per_gpu_hour": price_per_gpu_hour,
+        "cost": None if price is None else hours * price,
+        "goodput": share,
+        "failures": None if stops is None or taken is None else taken * gpus / stops.mtbf_gpu_seconds,
+        "elapsed_days": None if taken is None else taken / SECONDS_PER_DAY,
+        "elapsed_gpu_hours": taken_hours,
+        "elapsed_cost": None if price is None or taken_hours is None else taken_hours * price,
+        "price_per_gpu_hour": price,
         "days_asked": days,
-        "in_time": None if days is None else seconds <= days * SECONDS_PER_DAY,
+        "in_time": None if days is None else taken is not None and taken <= days * SECONDS_PER_DAY,
         "gpus_needed": needed,
     }
 
 
-def training_of(choice: Choice, plan: Plan, tokens: float, days: float | None) -> Plain:
+def training_of(choice: Choice, plan: Plan, tokens: float, days: float | None, stops: Interruptions) -> Plain:
     return training(
         gpus=choice.gpus, node=plan.cluster.gpus_per_node, step_seconds=choice.step_seconds,
         tokens_per_step=float(choice.estimate.tokens[0]), price_per_gpu_hour=plan.price_per_gpu_hour,
-        tokens=tokens, days=days,
+        tokens=tokens, days=days, stops=stops,
     )  # fmt: skip
 
 
@@ -223,34 +245,49 @@ def _share(seconds_at: Callable[[float], float | None], seconds: float) -> float
     return math.exp(0.5 * (low + high))
 
 
-def answers(plan: Plan, *, tokens: float | None, days: float | None, seconds: float | None) -> Plain:
-    """What was asked beside the plan: {training, measured}, each only where it was."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is asked beside a plan; None where it is not."""
+
+    tokens: float | None = None
+    days: float | None = None
+    seconds: float | None = None
+    """a measured step"""
+    goodput: GivenGoodput = field(default_factory=GivenGoodput)
+
+
+def answers(plan: Plan, asked: Asked) -> Plain:
+    """{training, goodput, measured}, each only where it was asked; InputError."""
     made: Plain = {}
     if plan.best is None:
         return made
-    if tokens is not None:
-        made["training"] = [
-            {"gpus": choice.gpus, **training_of(choice, plan, tokens, days)} for choice in _by_count(plan)
-        ]
-    if seconds is not None:
-        made["measured"] = measured(plan, seconds)
+    choices = _by_count(plan)
+    if asked.tokens is not None or asked.goodput.shown:
+        stops = refined(interruptions(plan.model, plan.workload, plan.cluster, plan.runtime), asked.goodput)
+        if asked.tokens is not None:
+            made["training"] = [
+                {"gpus": each.gpus, **training_of(each, plan, asked.tokens, asked.days, stops)} for each in choices
+            ]
+        if asked.goodput.shown:
+            made["goodput"] = [goodput_row(stops, each.gpus, each.step_seconds) for each in choices]
+    if asked.seconds is not None:
+        made["measured"] = measured(plan, asked.seconds)
     rounded_all: Plain = rounded(made)
     return rounded_all
 
 
-def asked(plan: Plan, options: Mapping[str, Any]) -> Plain:
-    """Answers to --tokens, --days and --measured; InputError."""
-    tokens, days, seconds = parse_asked(options)
-    return answers(plan, tokens=tokens, days=days, seconds=seconds)
+def answered(plan: Plan, options: Mapping[str, Any]) -> Plain:
+    """Answers to --tokens, --days, --goodput and --measured; InputError."""
+    return answers(plan, parse_asked(options))
 
 
-def parse_asked(options: Mapping[str, Any]) -> tuple[float | None, float | None, float | None]:
-    """(--tokens, --days, --measured); InputError."""
+def parse_asked(options: Mapping[str, Any]) -> Asked:
+    """--tokens, --days, --measured, --goodput and its kin; InputError."""
     tokens, days = training_asked(options)
     seconds = quantity("--measured", options.get("measured"), parse_seconds)
     if seconds is not None and seconds <= 0.0:
         raise InputError("--measured 0 s: a step takes longer")
-    return tokens, days, seconds
+    return Asked(tokens=tokens, days=days, seconds=seconds, goodput=goodput_asked(options))
 
 
 def training_asked(options: Mapping[str, Any]) -> tuple[float | None, float | None]:

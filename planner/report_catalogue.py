@@ -53,9 +53,12 @@ def _system(system: Plain | None) -> Iterator[RenderableType]:
         for tier in system["tiers"]
     ]
     yield table(("tier", "GPUs", "links", "per GPU and direction"), cells, left=(0, 2))
-    yield from _facts(system["facts"])
+    yield from _facts({name: fact for name, fact in system["facts"].items() if not name.startswith("reliability.")})
     for price in system["prices"]:
         yield line(f"price {price['text']}, {price['status']}, {', '.join(price['sources'])}")
+    for key, known in system["reliability"].items():
+        for fact in known:
+            yield from _facts({f"reliability.{key}": fact})
 
 
 def _accelerator(accelerator: Plain) -> Iterator[RenderableType]:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from distplan.hardware.units import format_bytes_per_second
 from distplan.planner.report import heading, line, table
+from distplan.planner.report_goodput import goodput_report
 from distplan.planner.terminal import clean
 from distplan.planner.wording import bar, count, gib, large, percent, seconds, strategy_label, words
 
@@ -21,25 +22,38 @@ def answers_report(shown: Plain) -> Iterator[RenderableType]:
     """What was asked beside a plan."""
     if "training" in shown:
         yield from _training(shown["training"])
+    if "goodput" in shown:
+        yield from goodput_report(shown["goodput"])
     if "measured" in shown:
         yield from _measured(shown["measured"])
 
 
 def _training(rows: Sequence[Plain]) -> Iterator[RenderableType]:
     yield heading(f"To train {large(rows[0]['tokens'])} tokens")
-    cells = []
+    cells: list[tuple[str, ...]] = []
     for row in rows:
-        spent = f"{row['gpu_hours']:,.0f}", money(row["cost"])
-        cells.append((f"{row['gpus']:,}", f"{row['steps']:,}", _days(row["days"]), *spent))
-    yield table(("GPUs", "steps", "days", "GPU-hours", "cost"), cells, left=())
+        steps = f"{row['gpus']:,}", f"{row['steps']:,}"
+        cells.append((*steps, "useful", _days(row["days"]), f"{row['gpu_hours']:,.0f}", money(row["cost"])))
+        cells.append(("", "", "elapsed", *_spent(row)))
+    yield table(("GPUs", "steps", "time", "days", "GPU-hours", "cost"), cells, left=(2,))
+    yield line("elapsed: with failures, restarts and checkpoints (--goodput), without evaluation", style="dim")
     first = rows[0]
-    if first["days_asked"] is not None:
-        if first["in_time"]:
-            yield line(f"done in the {_days(first['days_asked'])} days asked", style="green")
-        else:
-            more = f"{first['gpus_needed']:,} GPUs would do at the same rate per GPU (distplan sweep finds it)"
-            yield line(f"not done in {_days(first['days_asked'])} days; {more}", style="yellow")
-    yield line("without failures, checkpoints and evaluation", style="dim")
+    if first["days_asked"] is None:
+        return
+    if first["in_time"]:
+        yield line(f"done in the {_days(first['days_asked'])} days asked", style="green")
+        return
+    more = "no count of GPUs would do: they fail too often"
+    if first["gpus_needed"] is not None:
+        more = f"{first['gpus_needed']:,} GPUs would do at the same rate per GPU (distplan sweep finds it)"
+    yield line(f"not done in {_days(first['days_asked'])} days; {more}", style="yellow")
+
+
+def _spent(row: Plain) -> tuple[str, str, str]:
+    """Days, GPU-hours and money that pass."""
+    if row["elapsed_days"] is None:
+        return "never", "", ""
+    return _days(row["elapsed_days"]), f"{row['elapsed_gpu_hours']:,.0f}", money(row["elapsed_cost"])
 
 
 def _days(days: float) -> str:
@@ -181,7 +195,10 @@ def _group(rows: Sequence[Plain], shown: Plain) -> Iterator[RenderableType]:
     fits = [row for row in rows if row["status"] == "fits"]
     if shown["tokens"] is not None and fits:
         yield heading(f"To train {large(shown['tokens'])} tokens")
-        yield table(("GPUs", "batch", "days", "GPU-hours", "cost", ""), [_cost_row(row) for row in fits], left=(5,))
+        costs = ("GPUs", "batch", "useful days", "goodput", "days", "GPU-hours", "cost", "")
+        yield table(costs, [_cost_row(row) for row in fits], left=(7,))
+    if fits and "checkpoint_share" in fits[0]:
+        yield from goodput_report(fits)
     if len({row["gpus"] for row in fits}) > 1:
         yield heading("Tokens per second, and how much of linear scaling is kept")
         yield from _plot(fits)
@@ -202,8 +219,8 @@ def _sweep_row(row: Plain) -> tuple[str, ...]:
 
 def _cost_row(row: Plain) -> tuple[str, ...]:
     late = "" if row["in_time"] is None else "in time" if row["in_time"] else "too late"
-    return (f"{row['gpus']:,}", f"{row['global_batch']:,}", _days(row["days"]), f"{row['gpu_hours']:,.0f}",
-            money(row["cost"]), late)  # fmt: skip
+    first = f"{row['gpus']:,}", f"{row['global_batch']:,}", _days(row["days"]), percent(row["goodput"])
+    return (*first, *_spent(row), late)
 
 
 def _plot(rows: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:

@@ -15,6 +15,7 @@ from distplan.hardware.units import (
     BYTES_PER_SECOND,
     DOLLARS_PER_HOUR,
     FLOPS_PER_SECOND,
+    GPU_SECONDS,
     SECONDS,
     WATTS,
     Dimension,
@@ -41,6 +42,11 @@ ACCELERATOR_QUANTITIES: Mapping[str, Dimension | None] = {
     "pcie_bandwidth": BYTES_PER_SECOND,
     "tdp": WATTS,
 }
+RELIABILITY_QUANTITIES: Mapping[str, Dimension | None] = {
+    "mtbf": GPU_SECONDS,
+    "restart_time": SECONDS,
+    "checkpoint_bandwidth": BYTES_PER_SECOND,
+}
 """key -> dimension; None = a plain count"""
 TIER_QUANTITIES: Mapping[str, Mapping[str, Dimension | None]] = {
     "scaleup": {"domain": None, "bandwidth": BYTES_PER_SECOND},
@@ -51,7 +57,7 @@ TIER_QUANTITIES: Mapping[str, Mapping[str, Dimension | None]] = {
 
 def hardware_schema(about: Mapping[str, Mapping[str, str]]) -> Schema:
     """A system, with `$defs/accelerator`; `about` are the meanings of fields.yaml."""
-    system = _noted(_system(about["tier"]), about["system"])
+    system = _noted(_system(about), about["system"])
     return {
         "type": "object",
         "properties": system,
@@ -61,18 +67,22 @@ def hardware_schema(about: Mapping[str, Mapping[str, str]]) -> Schema:
     }
 
 
-def _system(about: Mapping[str, str]) -> Schema:
+def _system(about: Mapping[str, Mapping[str, str]]) -> Schema:
     price = _fact(DOLLARS_PER_HOUR)
+    reliability = {key: _fact(dimension) for key, dimension in RELIABILITY_QUANTITIES.items()}
     return {
         "name": _TEXT,
         "accelerator": {"anyOf": [_TEXT, {"$ref": "#/$defs/accelerator"}]},
         "aliases": _TEXTS,
         **{name: _fact(dimension) for name, dimension in SYSTEM_QUANTITIES.items()},
-        **{name: _tier(name, about) for name in TIER_QUANTITIES},
+        **{name: _tier(name, about["tier"]) for name in TIER_QUANTITIES},
         "prices": {"anyOf": [price, {"type": "array", "items": price}]},
+        "reliability": {
+            "type": "object", "properties": _noted(reliability, about["reliability"]), "additionalProperties": False,
+        },
         "reference_for": _TEXT,
         "sources": {"type": "object", "additionalProperties": _TEXT},
-    }
+    }  # fmt: skip
 
 
 def _tier(name: str, about: Mapping[str, str]) -> Schema:

@@ -15,17 +15,21 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import distplan
+from distplan.costmodel.goodput import Interruptions
 from distplan.hardware.errors import DistplanError
 from distplan.planner import api
 from distplan.planner.document import FORMAT_VERSION, choice
 from distplan.planner.plain import digest, plain, rounded
-from distplan.planner.questions import best_of, job_of, training
+from distplan.planner.questions import Asked, best_of, job_of, training
+from distplan.planner.questions_goodput import GivenGoodput, goodput_row, interruptions, refined
 from distplan.planner.questions_limits import plan_of
 from distplan.planner.space import Bounds
 from distplan.planner.sweep_store import Store
 
 Plain = dict[str, Any]
 MAX_SCENARIOS = 100_000
+ROWS = 2
+"""counts up when rows gain a field, so that a file of old ones is not taken for complete"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +71,7 @@ def key_of(scenario: Scenario, job: api.Setting) -> str:
     """A digest of everything that the result depends on: another version or other data is another key."""
     asked = plain(scenario) | {"bounds": {name: list(values) for name, values in sorted(scenario.bounds.items())}}
     content = [digest(value) for value in (job.model, job.workload, job.cluster, job.runtime)]
-    return digest({"asked": asked, "content": content, "version": distplan.__version__})
+    return digest({"asked": asked, "content": content, "version": distplan.__version__, "rows": ROWS})
 
 
 def solve(scenario: Scenario) -> Plain:
@@ -100,6 +104,7 @@ def solve(scenario: Scenario) -> Plain:
         "price_per_gpu_hour": price if price is not None else job.cluster.price_per_gpu_hour or None,
         "gpus_per_node": job.cluster.gpus_per_node,
         "strategy": plain(best.strategy),
+        "interruptions": plain(interruptions(job.model, job.workload, job.cluster, job.runtime)),
     }
     rounded_row: Plain = rounded(row)
     return rounded_row
@@ -209,8 +214,14 @@ def _deaf() -> None:
 # ---------------------------------------------------------------- what it says
 
 
-def document(rows: Iterable[Plain | None], *, tokens: float | None = None, days: float | None = None) -> Plain:
-    """Plain data: the rows with their scaling against the smallest count of the same job, and training."""
+def document(
+    rows: Iterable[Plain | None],
+    *,
+    tokens: float | None = None,
+    days: float | None = None,
+    goodput: GivenGoodput | None = None,
+) -> Plain:
+    """Plain data: the rows with their scaling against the smallest count of the same job, and training. InputError."""
     known = [row for row in rows if row is not None]
     smallest: dict[tuple[Any, ...], Plain] = {}
     for row in known:
@@ -218,7 +229,8 @@ def document(rows: Iterable[Plain | None], *, tokens: float | None = None, days:
             group = _group(row)
             if group not in smallest or row["gpus"] < smallest[group]["gpus"]:
                 smallest[group] = row
-    shown = [_scaled(row, smallest.get(_group(row)), tokens, days) for row in known]
+    asked = Asked(tokens=tokens, days=days, goodput=goodput or GivenGoodput())
+    shown = [_scaled(row, smallest.get(_group(row)), asked) for row in known]
     made: Plain = rounded({"format_version": FORMAT_VERSION, "tokens": tokens, "days": days, "rows": shown})
     return made
 
@@ -228,16 +240,25 @@ def _group(row: Plain) -> tuple[Any, ...]:
     return row["model"], row["hardware"], row["runtime"], row["seq_len"]
 
 
-def _scaled(row: Plain, first: Plain | None, tokens: float | None, days: float | None) -> Plain:
+_USEFUL = ("days", "gpu_hours", "cost", "goodput", "failures")
+_ELAPSED = ("elapsed_days", "elapsed_gpu_hours", "elapsed_cost", "in_time")
+
+
+def _scaled(row: Plain, first: Plain | None, asked: Asked) -> Plain:
     if row["status"] != "fits" or first is None:
         return row
-    made = row | {"scaling": row["tokens_per_second_per_gpu"] / first["tokens_per_second_per_gpu"],
-                  "speedup": row["tokens_per_second"] / first["tokens_per_second"]}  # fmt: skip
-    if tokens is None:
+    stops = refined(Interruptions(**row["interruptions"]), asked.goodput)  # as the row's own hardware has them
+    made = {name: value for name, value in row.items() if name != "interruptions"} | {
+        "scaling": row["tokens_per_second_per_gpu"] / first["tokens_per_second_per_gpu"],
+        "speedup": row["tokens_per_second"] / first["tokens_per_second"],
+    }
+    if asked.goodput.shown:
+        made |= goodput_row(stops, row["gpus"], row["step_seconds"])
+    if asked.tokens is None:
         return made
     cost = training(
         gpus=row["gpus"], node=row["gpus_per_node"], step_seconds=row["step_seconds"],
         tokens_per_step=float(row["seq_len"] * row["global_batch"]), price_per_gpu_hour=row["price_per_gpu_hour"],
-        tokens=tokens, days=days,
+        tokens=asked.tokens, days=asked.days, stops=stops,
     )  # fmt: skip
-    return made | {name: cost[name] for name in ("days", "gpu_hours", "cost", "in_time")}
+    return made | {name: cost[name] for name in (*_USEFUL, *_ELAPSED)}

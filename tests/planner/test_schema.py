@@ -132,6 +132,7 @@ WRONG_IN_HARDWARE: list[tuple[str, Any]] = [
     ("accelerator", {"memory": "80 GiB", "memory_bandwidth": "3 TB/s", "peak_flops": {}}),
     ("accelerator", {"memory": "80 GiB", "memory_bandwidth": "3 TB/s", "peak_flops": {"bf17": "1 PFLOP/s"}}),
     ("nic_bandwidth", {"value": "400 Gbit/s", "status": "guessed"}),
+    ("reliability", {"mtbf": "3 h"}), ("reliability", {"mttf": "30,000 GPU-h"}), ("reliability", "good"),
 ]  # fmt: skip
 
 
