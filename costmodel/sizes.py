@@ -1,8 +1,8 @@
 """Local sizes of tensors as numbers: dims divided by the degrees of the axes that shard them.
 
-A `Size` is a constant times the dims that vary from strategy to strategy (micro_batch, and the
-vocabulary, which is padded to a multiple of tp), divided by degrees. All sizes of a Program are
-collected in one table and evaluated once for all rows.
+A `Size` is a constant times the dims that vary from strategy to strategy (micro_batch, the vocabulary,
+which is padded to a multiple of tp, and the load of the fullest rank of experts), divided by degrees.
+All sizes of a Program are collected in one table and evaluated once for all rows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def size_of(dims: Iterable[tuple[str, Axes]], sizes: Mapping[str, float]) -> Siz
             varying.append("vocab")
         elif dim == "capacity":
             constant *= sizes[dim]
-            varying += ["micro_batch", *(axis for axis in ("ep", "etp") if axis not in sharded)]
+            varying += ["micro_batch", *(["load"] if "dropless" in sizes else [])]
+            varying += [axis for axis in ("ep", "etp") if axis not in sharded]
             axes = [axis for axis in axes if axis not in sharded] + [*CP, *TP]
         else:
             constant *= sizes[dim]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from distplan.costmodel.casting import for_accelerator, with_high_ends
 from distplan.costmodel.decompose import decompose_norms
 from distplan.costmodel.derive import derive
+from distplan.costmodel.feed_forward import evenly_routed
 from distplan.costmodel.graph import Segment, segments
 from distplan.costmodel.local_costs import LocalCosts, category_total, local_costs
 from distplan.costmodel.lower import PHASES, Lowered, lower
@@ -163,16 +164,22 @@ class Engine:
         symbols = degrees | {
             "vocab": padded_vocab(self.model.vocab, self.model.vocab_pad_multiple, columns["tp"]),
             "gpus": columns["gpus"],
+            # a rank with all experts has its own tokens, no more
+            "load": np.where(columns["ep"] > 1.0, self.workload.moe_imbalance, 1.0),
         }
         if "micro_batch" in columns:
             symbols["micro_batch"] = columns["micro_batch"]
         return symbols, mesh_strides(degrees, self.runtime.mesh_order)
 
     def flops_per_sequence(self) -> tuple[float, float]:
-        """(forward FLOPs of one sequence over the whole model, of which attention over the square of scores)."""
+        """(forward FLOPs of one sequence over the whole model, of which attention over the square of scores).
+
+        Every token has its top_k experts: slots that imbalance or a capacity factor add are no work of the model's.
+        """
         if not self.flops:
             one = {name: np.ones(1) for name in (*LOCAL_KEY, "gpus")}
-            programs = self.program(self.structure("false", "all_gather", "none"))
+            structure = self.structure("false", "all_gather", "none")
+            programs = tuple(derive(evenly_routed(segment), structure) for segment in self.segments)
             costs = self.local_costs(lower(programs, self.workload), one, "all_gather")
             counts = [1.0] + [float(self.pattern.count(i)) for i in range(1, len(self.segments) - 1)] + [1.0]
             full = [float(value[0]) for value in costs.full_flops[0]]
@@ -327,4 +334,5 @@ def _engine(same: _Same) -> Engine:
 
 def engine(model: Model, workload: Workload, cluster: Cluster, runtime: Runtime) -> Engine:
     """The engine of these four, whatever the global batch; the last 16 are kept."""
-    return _engine(_Same(model, replace(workload, global_batch=1), cluster, runtime))
+    plain = replace(workload, global_batch=1, moe_imbalance_low=1.0, moe_imbalance_high=1.0)
+    return _engine(_Same(model, plain, cluster, runtime))

@@ -63,6 +63,9 @@ WORKLOAD: Mapping[str, Row] = {
     "seq_len": Row(takes="N", help="Tokens per sequence.", aliases=("seq-length",)),
     "precision": Row(takes="RECIPE", help="bf16, fp16, fp8, fp32 and variants (docs/cli.md)."),
     "images_per_sequence": Row(takes="N", help="Images in a sequence; 0 leaves the image tower out."),
+    "moe_imbalance": Row(
+        takes="N|LOW,HIGH", help="Tokens of the fullest rank of experts over the mean; or LOW,EXPECTED,HIGH."
+    ),
     "optimizer": Row(takes="NAME", help="adamw, adamw8bit or sgd."),
     "attention": Row(takes="KIND", help="flash, unfused or eager."),
     "loss": Row(takes="KIND", help="vocab_parallel, fp32_logits, log_softmax, gathered, compiled or fused."),

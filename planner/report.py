@@ -47,6 +47,7 @@ def report(shown: Plain) -> Iterator[RenderableType]:
     else:
         yield from _strategy(best)
         yield from _time(best, shown)
+        yield from _imbalance(best)
         yield from _balanced(best)
         yield from _communication(best)
         yield from _memory(best, shown["assumptions"])
@@ -153,6 +154,20 @@ def _utilization(best: Plain, accelerator: str) -> Iterator[RenderableType]:
     if best["peak_dtype"] not in ("bf16", "fp16") and bf16:
         share = percent(best["mfu"] * peak / bf16)
         yield line(f"MFU {share} relative to {format_tflops_per_second(bf16)}, its dense bf16 peak")
+
+
+def _imbalance(best: Plain) -> Iterator[RenderableType]:
+    """Experts that are not evenly loaded: the range in two lines."""
+    found = best["imbalance"]
+    if found is None:
+        return
+    low, high = seconds(found["step_seconds_low"]), seconds(found["step_seconds_high"])
+    loads = f"{found['low']:g} to {found['high']:g} times the mean (expected {found['expected']:g})"
+    yield line(f"fullest rank of experts {loads}: step {low} to {high}")
+    least, most = gib(found["device_bytes_low"]), gib(found["device_bytes_high"])
+    said = {"fits": "", "tight": ", which fits only if exact", "out": ", which does not fit"}[found["verdict_high"]]
+    worse = said if found["verdict_high"] != best["verdict"] else ""
+    yield line(f"then memory {least} to {most}{worse}", style="yellow" if worse else "")
 
 
 def _balanced(best: Plain) -> Iterator[RenderableType]:
