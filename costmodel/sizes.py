@@ -104,11 +104,19 @@ def _padded(size: PaddedSize, symbols: Mapping[str, Floats]) -> Floats:
     return value
 
 
-def mesh_symbols(columns: Mapping[str, Floats], kv_heads: float, ulysses: bool) -> dict[str, Floats]:
-    """Degrees of the mesh axes from those of the strategy: tp and cp in their _kv and _rep parts."""
+def mesh_symbols(columns: Mapping[str, Floats], kv_heads: float, cp_kind: str) -> dict[str, Floats]:
+    """Degrees of the mesh axes from those of the strategy: tp and cp in their _kv and _rep parts.
+
+    Two-level context parallelism has its ring on the first part of cp and its all-to-all on the second, between
+    neighbours.
+    """
     tp, cp = columns["tp"], columns["cp"]
     tp_kv = np.minimum(tp, kv_heads)
-    cp_kv = np.minimum(cp, np.maximum(1.0, np.floor(kv_heads / tp_kv))) if ulysses else cp
+    cp_kv = cp
+    if cp_kind == "ulysses":
+        cp_kv = np.minimum(cp, np.maximum(1.0, np.floor(kv_heads / tp_kv)))
+    elif cp_kind == "two_level":
+        cp_kv = cp / columns["cp_inner"]
     symbols = {name: columns[name] for name in ("pp", *DATA, "ep", "etp")}
     ranks = (columns["dp_replicate"] * columns["dp_shard"]) * (cp * tp)
     symbols["edp"] = ranks / (columns["ep"] * columns["etp"])

@@ -35,7 +35,7 @@ from distplan.hardware.groups import group_span
 from distplan.hardware.rates import Rates, rates_for
 
 Ints = NDArray[np.int64]
-LOCAL_KEY = ("tp", "cp", "micro_batch", "ep", "etp", "dp_replicate", "dp_shard", "pp")
+LOCAL_KEY = ("tp", "cp", "cp_inner", "micro_batch", "ep", "etp", "dp_replicate", "dp_shard", "pp")
 
 
 def distinct(*columns: NDArray[np.generic]) -> tuple[Ints, Ints]:
@@ -158,9 +158,9 @@ class Engine:
             )
         return self.programs[structure]
 
-    def symbols(self, columns: Mapping[str, Floats], ulysses: bool) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    def symbols(self, columns: Mapping[str, Floats], cp_kind: str) -> tuple[dict[str, Floats], dict[str, Floats]]:
         """Degrees of the mesh axes with the varying dims, and the strides of the axes."""
-        degrees = mesh_symbols(columns, self.kv_heads, ulysses)
+        degrees = mesh_symbols(columns, self.kv_heads, cp_kind)
         symbols = degrees | {
             "vocab": padded_vocab(self.model.vocab, self.model.vocab_pad_multiple, columns["tp"]),
             "gpus": columns["gpus"],
@@ -200,7 +200,7 @@ class Engine:
         return _by_structure(columns, ("sp", "cp_kind", "recompute"), price_structure)
 
     def local_costs(self, lowered: Lowered, columns: Mapping[str, Floats], cp_kind: str) -> LocalCosts:
-        symbols, strides = self.symbols(columns, cp_kind == "ulysses")
+        symbols, strides = self.symbols(columns, cp_kind)
         return local_costs(
             lowered,
             len(self.segments),
@@ -229,7 +229,7 @@ class Engine:
             if (sp, zero) not in self.lowered_state:
                 programs = self.program(self.structure(sp, "all_gather", "none"))
                 self.lowered_state[(sp, zero)] = lower_state(programs, int(zero), self.workload, self.runtime.state)
-            symbols, strides = self.symbols(rows, False)
+            symbols, strides = self.symbols(rows, "none")
             costs = state_costs(self.lowered_state[(sp, zero)], symbols, strides, self.cluster)
             tied = tied_gradients(costs.used_elements[-1], symbols, self.cluster, self.workload)[1].seconds
             clip = clip_seconds(symbols["gpus"], self.cluster, self.workload)

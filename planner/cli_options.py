@@ -32,7 +32,8 @@ DIMENSIONS: Mapping[str, Row] = {
         takes="N", help="Chunks per pipeline rank (interleaving).", aliases=("virtual-pipeline-model-parallel-size",)
     ),
     "cp": Row(takes="N", help="Context parallel.", aliases=("context-parallel-size",)),
-    "cp_kind": Row(takes="KIND", help="none, ring, all_gather or ulysses.", aliases=("cp-comm-type",)),
+    "cp_kind": Row(takes="KIND", help="none, ring, all_gather, ulysses or two_level.", aliases=("cp-comm-type",)),
+    "cp_inner": Row(takes="N", help="Ranks of the all-to-all inside a ring, with --cp-kind two_level."),
     "ep": Row(takes="N", help="Expert parallel.", aliases=("expert-model-parallel-size",)),
     "etp": Row(takes="N", help="Tensor parallel inside an expert.", aliases=("expert-tensor-parallel-size",)),
     "dp_replicate": Row(

@@ -116,7 +116,8 @@ def _strategy(best: Plain) -> Iterator[RenderableType]:
     yield heading(f"Strategy on {count(best['gpus'], 'GPU')}: {verdict}")
     names = ("tp", "pp", "vpp", "cp", "dp_replicate", "dp_shard", "ep", "etp")
     yield line("   ".join(f"{name} {chosen[name]}" for name in names))
-    kind = f"   cp_kind {chosen['cp_kind']}" if chosen["cp"] > 1 else ""
+    inner = f" (all-to-all over {chosen['cp_inner']})" if chosen["cp_inner"] > 1 else ""
+    kind = f"   cp_kind {chosen['cp_kind']}{inner}" if chosen["cp"] > 1 else ""
     yield line(f"zero {chosen['zero']}   sp {'yes' if chosen['sp'] else 'no'}{kind}   schedule {chosen['schedule']}")
     batches = count(best["num_micro_batches"], "micro-batch", "micro-batches")
     yield line(f"micro_batch {chosen['micro_batch']}   {batches} per step of {best['global_batch']:,} sequences")
