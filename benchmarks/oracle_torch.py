@@ -120,7 +120,7 @@ def account(case: Mapping[str, Any], runtime: Runtime | None = None) -> Account:
     """The account of one case, from the Programs that are priced; by another runtime if given."""
     eng = engine(model_of(case), workload_of(case), _cluster(), runtime or runtime_of(case))
     columns = degrees_of(case)
-    symbols, _ = eng.symbols(columns, False)
+    symbols, _ = eng.symbols(columns, "none")
     counts = [eng.pattern.count(number) for number in range(len(eng.segments))]
     counts[0] = counts[-1] = 1
     programs = eng.program(eng.structure(_sp(case), "none", case["ac"]))

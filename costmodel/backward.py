@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from distplan.costmodel.layout import TP, Layout, placed
-from distplan.costmodel.program import Node
+from distplan.costmodel.program import RINGS, Node
 from distplan.costmodel.rules import SLOTS
 from distplan.costmodel.spmd import Inference, SpmdError, infer_einsum
 from distplan.costmodel.tape import Tape
@@ -216,7 +216,7 @@ class Backward:
             return
         if not self.asks(node):
             return
-        ring = tape.structure.cp_kind == "ring" and self.feeds_attention(value)
+        ring = tape.structure.cp_kind in RINGS and self.feeds_attention(value)
         dy = self.gradient_of(value, node.kind in ("einsum", "bias", "rope", "concat"), ring)
         if dy is None:
             return

@@ -69,7 +69,7 @@ class StateTables:
 
 def _local_columns(eng: Engine, rows: Strategies, gpus: Floats) -> dict[str, Floats]:
     """What local costs depend on. Outer axes matter only where the mesh order puts them inside tp or cp."""
-    names = ("pp", "tp", "cp", "dp_replicate", "dp_shard", "ep", "etp", "micro_batch")
+    names = ("pp", "tp", "cp", "cp_inner", "dp_replicate", "dp_shard", "ep", "etp", "micro_batch")
     columns = {name: rows.degree(name) for name in names}
     if eng.runtime.mesh_order == DEFAULT_ORDER:
         ones = np.ones(len(rows))

@@ -124,7 +124,7 @@ def _state(
 ) -> None:
     programs = eng.program(eng.structure(str(strategy.sp).lower(), "all_gather", "none"))
     lowered = lower_state(programs, strategy.zero, eng.workload, eng.runtime.state)
-    symbols, strides = eng.symbols(columns, False)
+    symbols, strides = eng.symbols(columns, "none")
     costs = state_costs(lowered, symbols, strides, eng.cluster)
     exposed = max(0.0, exposed - _tied(eng, ledger, row, symbols, costs))
     factor = eng.runtime.factor(eng.cluster.accelerator.generation)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from distplan.costmodel.layout import Dims
 from distplan.costmodel.model import Custom, Mlp, Moe
-from distplan.costmodel.operators import HIDDEN, TOKENS, Builder
+from distplan.costmodel.operators import HIDDEN, TOKENS, Builder, Segment
 
 ROUTING: Dims = ("batch", "seq", "routes")
 SLOTS: Dims = ("experts", "capacity", "hidden")
@@ -90,25 +92,33 @@ def _expert_bias(b: Builder, name: str, y: str, dims: Dims, width: str) -> str:
     return b.add("bias", f"{name}.add_bias", {y: dims, w: ("experts", width)}, dims, fused=True)
 
 
-def feed_forward_sizes(ffn: Mlp | Moe | Custom | None, seq_len: float, imbalance: float) -> dict[str, float]:
+def feed_forward_sizes(ffn: Mlp | Moe | Custom | None, seq_len: float) -> dict[str, float]:
     """True sizes of a feed-forward's dims; `capacity` is slots per expert of one sequence.
 
-    capacity = tokens · top_k / experts × imbalance (Switch Transformers, arXiv 2101.03961, section 2.2,
-    with its capacity factor where the model states one).
+    capacity = tokens · top_k / experts (Switch Transformers, arXiv 2101.03961, section 2.2), times the capacity
+    factor; without one (`dropless`) the fullest rank's load over the mean multiplies it, strategy by strategy.
     """
     if isinstance(ffn, Custom):
         return dict(ffn.sizes)
     if isinstance(ffn, Mlp):
         return {"ffn": float(ffn.ffn)}
     if isinstance(ffn, Moe):
-        factor = ffn.capacity_factor or imbalance
-        return {
+        even = seq_len * ffn.top_k / ffn.experts
+        sizes = {
             "experts": float(ffn.experts),
             "router_experts": float(ffn.experts),
             "expert_ffn": float(ffn.ffn),
             "shared_ffn": float(ffn.shared_ffn),
             "moe_latent": float(ffn.latent),
             "routes": float(ffn.top_k),
-            "capacity": seq_len * ffn.top_k / ffn.experts * factor,
+            "even_capacity": even,
+            "capacity": even * (ffn.capacity_factor or 1.0),
         }
+        return sizes if ffn.capacity_factor else sizes | {"dropless": 1.0}
     return {}
+
+
+def evenly_routed(segment: Segment) -> Segment:
+    """The segment with as many slots as its tokens use, whatever its capacity factor."""
+    even = segment.sizes.get("even_capacity")
+    return segment if even is None else replace(segment, sizes=dict(segment.sizes) | {"capacity": even})

@@ -42,7 +42,7 @@ __all__ = [
 def layer_segment(model: Model, kind: LayerKind, workload: Workload, fused_glu: bool, name: str) -> Segment:
     """The operators of one layer of `kind`: mixer and feed-forward, in sequence or side by side."""
     sizes = {"hidden": float(model.hidden)} | mixer_sizes(kind.mixer)
-    sizes |= feed_forward_sizes(kind.ffn, float(workload.seq_len), workload.moe_imbalance)
+    sizes |= feed_forward_sizes(kind.ffn, float(workload.seq_len))
     b = Builder(name, sizes, workload.lora_rank)
     if kind.parallel and kind.mixer and kind.ffn:
         return _parallel(b, model, kind, workload, fused_glu)

@@ -60,8 +60,10 @@ def shrink(eng: Engine, strategy: Strategy, seed: int) -> Small:
 
 def small_degrees(eng: Engine, strategy: Strategy) -> dict[str, int]:
     """1 stays 1, more becomes 2; a lone tp, cp or dp_shard of 4 or more becomes 4 while ranks last."""
-    columns = {name: Strategies.of([strategy]).degree(name) for name in ("tp", "cp", "pp", "ep", "etp", *DATA)}
-    real = {k: int(v[0]) for k, v in mesh_symbols(columns, eng.kv_heads, strategy.cp_kind == "ulysses").items()}
+    columns = {
+        name: Strategies.of([strategy]).degree(name) for name in ("tp", "cp", "cp_inner", "pp", "ep", "etp", *DATA)
+    }
+    real = {k: int(v[0]) for k, v in mesh_symbols(columns, eng.kv_heads, strategy.cp_kind).items()}
     small = {axis: min(degree, 2) for axis, degree in real.items() if axis not in EXPERT}
     for axis in ("tp_kv", "cp_kv", "dp_shard"):
         if real[axis] >= 4 and 2 * int(np.prod(list(small.values()))) <= MAX_RANKS // 2:

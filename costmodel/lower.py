@@ -10,7 +10,7 @@ from distplan.costmodel.joined import Joined, joined_products
 from distplan.costmodel.layout import TP, Axes
 from distplan.costmodel.lower_terms import dtype_bytes, held_outputs, segment_sizes, terms_of, traffic, transients_of
 from distplan.costmodel.model import Precision, Workload
-from distplan.costmodel.program import COLLECTIVES, Node, SegmentProgram
+from distplan.costmodel.program import COLLECTIVES, RINGS, Node, SegmentProgram
 from distplan.costmodel.sizes import Size, SizeTable, layout_size, size_of
 
 PHASES = ("forward", "recompute", "backward")
@@ -239,7 +239,7 @@ def _works(
                 share=_share(node, program, workload),
                 length=_length(node, program, workload),
                 full=program.segment.full,
-                ring=program.structure.cp_kind == "ring",
+                ring=program.structure.cp_kind in RINGS,
             )
         ]
     if node.kind in ("scan", "scan_grad"):

@@ -229,7 +229,11 @@ class Workload:
     clip_grad: bool = True
     offload_optimizer: bool = False
     moe_imbalance: float = 1.0
-    """tokens of the fullest rank of experts over the mean"""
+    """tokens of the fullest rank of experts over the mean, as expected"""
+    moe_imbalance_low: float = 1.0
+    """the least of it"""
+    moe_imbalance_high: float = 1.0
+    """the most of it"""
     document_len: int = 0
     """tokens of a packed document, beyond which attention does not look; of mixed lengths Σl²/Σl; 0 = no packing"""
     lora_rank: int = 0

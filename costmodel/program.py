@@ -14,6 +14,8 @@ from distplan.costmodel.layout import CP, DATA, TP, Axes, Dims, Layout, placed
 
 FSDP = ("dp_shard", *CP)
 """ZeRO stores a weight sharded on these, along its first dim"""
+RINGS = ("ring", "two_level")
+"""cp_kinds whose ranks send keys and values round"""
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "ring_exchange", "slice")
 
 

@@ -72,17 +72,20 @@ def returned_to_tokens(layout: Layout) -> Layout:
 def _infer_attention(
     op: Operator, operands: tuple[Layout, ...], is_weight: tuple[bool, ...], structure: Structure
 ) -> Inference:
-    """Flash attention: kv_seq and head_dim whole; Ulysses turns cp from tokens to heads."""
+    """Flash attention: kv_seq and head_dim whole; Ulysses turns cp from tokens to heads, two-level its inner part."""
     q, k, v = (o.whole() for o in operands[:3])
     if structure.cp_kind == "ulysses":
         q = _turned(q, "seq", {"kv_heads": CP[:1], "group": CP[1:]})
         k, v = (_turned(o, "kv_seq", {"kv_heads": CP[:1]}) for o in (k, v))
+    elif structure.cp_kind == "two_level":
+        q = _turned(q, "seq", {"kv_heads": CP[1:]}, CP[1:])
+        k, v = (_turned(o, "kv_seq", {"kv_heads": CP[1:]}, CP[1:]) for o in (k, v))
     return infer_einsum((q, k, v, *operands[3:]), is_weight, op.result, ("kv_seq", "head_dim", "v_head_dim"))
 
 
-def _turned(layout: Layout, seq: str, onto: Mapping[str, Axes]) -> Layout:
+def _turned(layout: Layout, seq: str, onto: Mapping[str, Axes], turning: Axes = CP) -> Layout:
     shards = []
     for dim, axes in zip(layout.dims, layout.shards, strict=True):
-        kept = tuple(axis for axis in axes if axis not in CP) if dim == seq else axes
+        kept = tuple(axis for axis in axes if axis not in turning) if dim == seq else axes
         shards.append((*kept, *onto.get(dim, ())))
     return Layout(layout.dims, tuple(shards))

@@ -1,8 +1,8 @@
 """Local sizes of tensors as numbers: dims divided by the degrees of the axes that shard them.
 
-A `Size` is a constant times the dims that vary from strategy to strategy (micro_batch, and the
-vocabulary, which is padded to a multiple of tp), divided by degrees. All sizes of a Program are
-collected in one table and evaluated once for all rows.
+A `Size` is a constant times the dims that vary from strategy to strategy (micro_batch, the vocabulary,
+which is padded to a multiple of tp, and the load of the fullest rank of experts), divided by degrees.
+All sizes of a Program are collected in one table and evaluated once for all rows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def size_of(dims: Iterable[tuple[str, Axes]], sizes: Mapping[str, float]) -> Siz
             varying.append("vocab")
         elif dim == "capacity":
             constant *= sizes[dim]
-            varying += ["micro_batch", *(axis for axis in ("ep", "etp") if axis not in sharded)]
+            varying += ["micro_batch", *(["load"] if "dropless" in sizes else [])]
+            varying += [axis for axis in ("ep", "etp") if axis not in sharded]
             axes = [axis for axis in axes if axis not in sharded] + [*CP, *TP]
         else:
             constant *= sizes[dim]
@@ -103,11 +104,19 @@ def _padded(size: PaddedSize, symbols: Mapping[str, Floats]) -> Floats:
     return value
 
 
-def mesh_symbols(columns: Mapping[str, Floats], kv_heads: float, ulysses: bool) -> dict[str, Floats]:
-    """Degrees of the mesh axes from those of the strategy: tp and cp in their _kv and _rep parts."""
+def mesh_symbols(columns: Mapping[str, Floats], kv_heads: float, cp_kind: str) -> dict[str, Floats]:
+    """Degrees of the mesh axes from those of the strategy: tp and cp in their _kv and _rep parts.
+
+    Two-level context parallelism has its ring on the first part of cp and its all-to-all on the second, between
+    neighbours.
+    """
     tp, cp = columns["tp"], columns["cp"]
     tp_kv = np.minimum(tp, kv_heads)
-    cp_kv = np.minimum(cp, np.maximum(1.0, np.floor(kv_heads / tp_kv))) if ulysses else cp
+    cp_kv = cp
+    if cp_kind == "ulysses":
+        cp_kv = np.minimum(cp, np.maximum(1.0, np.floor(kv_heads / tp_kv)))
+    elif cp_kind == "two_level":
+        cp_kv = cp / columns["cp_inner"]
     symbols = {name: columns[name] for name in ("pp", *DATA, "ep", "etp")}
     ranks = (columns["dp_replicate"] * columns["dp_shard"]) * (cp * tp)
     symbols["edp"] = ranks / (columns["ep"] * columns["etp"])

@@ -17,9 +17,9 @@ Floats = NDArray[np.float64]
 
 CHUNKED = ("interleaved", "zb_v")
 """schedules whose stages hold several chunks (zb_v two, laid out as a V)"""
-DEGREES = ("dp_replicate", "dp_shard", "tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch")
+DEGREES = ("dp_replicate", "dp_shard", "tp", "pp", "vpp", "cp", "cp_inner", "ep", "etp", "micro_batch")
 STRUCTURE: Mapping[str, tuple[str, ...]] = {
-    "cp_kind": ("none", "ring", "all_gather", "ulysses"),
+    "cp_kind": ("none", "ring", "all_gather", "ulysses", "two_level"),
     "sp": ("false", "true"),
     "zero": ("0", "1", "2", "3"),
     "schedule": ("f_then_b", "1f1b", "interleaved", "zb_h1", "zb_v"),
@@ -36,6 +36,8 @@ class Strategy:
     pp: int = 1
     vpp: int = 1
     cp: int = 1
+    cp_inner: int = 1
+    """neighbours of cp that turn tokens to heads, where cp_kind is two_level; 1 elsewhere"""
     cp_kind: str = "none"
     ep: int = 1
     etp: int = 1

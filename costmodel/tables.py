@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from distplan.costmodel.casting import for_accelerator, with_high_ends
 from distplan.costmodel.decompose import decompose_norms
 from distplan.costmodel.derive import derive
+from distplan.costmodel.feed_forward import evenly_routed
 from distplan.costmodel.graph import Segment, segments
 from distplan.costmodel.local_costs import LocalCosts, category_total, local_costs
 from distplan.costmodel.lower import PHASES, Lowered, lower
@@ -34,7 +35,7 @@ from distplan.hardware.groups import group_span
 from distplan.hardware.rates import Rates, rates_for
 
 Ints = NDArray[np.int64]
-LOCAL_KEY = ("tp", "cp", "micro_batch", "ep", "etp", "dp_replicate", "dp_shard", "pp")
+LOCAL_KEY = ("tp", "cp", "cp_inner", "micro_batch", "ep", "etp", "dp_replicate", "dp_shard", "pp")
 
 
 def distinct(*columns: NDArray[np.generic]) -> tuple[Ints, Ints]:
@@ -157,22 +158,28 @@ class Engine:
             )
         return self.programs[structure]
 
-    def symbols(self, columns: Mapping[str, Floats], ulysses: bool) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    def symbols(self, columns: Mapping[str, Floats], cp_kind: str) -> tuple[dict[str, Floats], dict[str, Floats]]:
         """Degrees of the mesh axes with the varying dims, and the strides of the axes."""
-        degrees = mesh_symbols(columns, self.kv_heads, ulysses)
+        degrees = mesh_symbols(columns, self.kv_heads, cp_kind)
         symbols = degrees | {
             "vocab": padded_vocab(self.model.vocab, self.model.vocab_pad_multiple, columns["tp"]),
             "gpus": columns["gpus"],
+            # a rank with all experts has its own tokens, no more
+            "load": np.where(columns["ep"] > 1.0, self.workload.moe_imbalance, 1.0),
         }
         if "micro_batch" in columns:
             symbols["micro_batch"] = columns["micro_batch"]
         return symbols, mesh_strides(degrees, self.runtime.mesh_order)
 
     def flops_per_sequence(self) -> tuple[float, float]:
-        """(forward FLOPs of one sequence over the whole model, of which attention over the square of scores)."""
+        """(forward FLOPs of one sequence over the whole model, of which attention over the square of scores).
+
+        Every token has its top_k experts: slots that imbalance or a capacity factor add are no work of the model's.
+        """
         if not self.flops:
             one = {name: np.ones(1) for name in (*LOCAL_KEY, "gpus")}
-            programs = self.program(self.structure("false", "all_gather", "none"))
+            structure = self.structure("false", "all_gather", "none")
+            programs = tuple(derive(evenly_routed(segment), structure) for segment in self.segments)
             costs = self.local_costs(lower(programs, self.workload), one, "all_gather")
             counts = [1.0] + [float(self.pattern.count(i)) for i in range(1, len(self.segments) - 1)] + [1.0]
             full = [float(value[0]) for value in costs.full_flops[0]]
@@ -193,7 +200,7 @@ class Engine:
         return _by_structure(columns, ("sp", "cp_kind", "recompute"), price_structure)
 
     def local_costs(self, lowered: Lowered, columns: Mapping[str, Floats], cp_kind: str) -> LocalCosts:
-        symbols, strides = self.symbols(columns, cp_kind == "ulysses")
+        symbols, strides = self.symbols(columns, cp_kind)
         return local_costs(
             lowered,
             len(self.segments),
@@ -222,7 +229,7 @@ class Engine:
             if (sp, zero) not in self.lowered_state:
                 programs = self.program(self.structure(sp, "all_gather", "none"))
                 self.lowered_state[(sp, zero)] = lower_state(programs, int(zero), self.workload, self.runtime.state)
-            symbols, strides = self.symbols(rows, False)
+            symbols, strides = self.symbols(rows, "none")
             costs = state_costs(self.lowered_state[(sp, zero)], symbols, strides, self.cluster)
             tied = tied_gradients(costs.used_elements[-1], symbols, self.cluster, self.workload)[1].seconds
             clip = clip_seconds(symbols["gpus"], self.cluster, self.workload)
@@ -327,4 +334,5 @@ def _engine(same: _Same) -> Engine:
 
 def engine(model: Model, workload: Workload, cluster: Cluster, runtime: Runtime) -> Engine:
     """The engine of these four, whatever the global batch; the last 16 are kept."""
-    return _engine(_Same(model, replace(workload, global_batch=1), cluster, runtime))
+    plain = replace(workload, global_batch=1, moe_imbalance_low=1.0, moe_imbalance_high=1.0)
+    return _engine(_Same(model, plain, cluster, runtime))

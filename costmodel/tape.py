@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from distplan.costmodel.graph import HIDDEN, Segment, Weight
 from distplan.costmodel.layout import CP, Layout, placed
-from distplan.costmodel.program import Node, Structure, Value, marked, residual_placement
+from distplan.costmodel.program import RINGS, Node, Structure, Value, marked, residual_placement
 from distplan.costmodel.rules import infer, returned_to_tokens
 from distplan.costmodel.spmd import reshard
 
@@ -70,7 +70,7 @@ def forward(segment: Segment, tape: Tape) -> None:
         operands = tuple(tape.values[n].layout.renamed(d) for n, d in zip(names, op.operands, strict=True))
         is_weight = tuple(value in tape.weights for value in op.inputs)
         inference = infer(op, operands, is_weight, structure)
-        ring = structure.cp_kind == "ring" and op.kind == "attention"
+        ring = structure.cp_kind in RINGS and op.kind == "attention"
         behind = (op.name,) if op.kind in ("attention", "einsum") else ()
         used = tuple(
             tape.move(n, need.renamed(tape.values[n].layout.dims), "forward", ring, behind)

@@ -120,7 +120,7 @@ def operators(case: Case) -> tuple[Operator, ...]:
     apart = replace(lowered, works=tuple(replace(work, segment=at) for at, work in enumerate(lowered.works)))
     each = replace(case.eng, segments=(case.eng.segments[0],) * len(lowered.works))
     costs = each.local_costs(apart, case.columns, case.strategy.cp_kind)
-    symbols, _ = case.eng.symbols(case.columns, case.strategy.cp_kind == "ulysses")
+    symbols, _ = case.eng.symbols(case.columns, case.strategy.cp_kind)
     table = lowered.sizes.evaluate(symbols)
     made = []
     run = critical_run(case, lowered, costs.seconds)

@@ -5,7 +5,7 @@ Precedence: command line, then the model's file, then what the runtime does, the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -73,11 +73,31 @@ def read_workload(section: Document) -> dict[str, Any]:
     fields = {
         key: read_fact(section, key, words[key])
         for key, value in section.value.items()
-        if key != "precision" and value is not None
+        if key not in ("precision", "moe_imbalance") and value is not None
     }
+    if section.value.get("moe_imbalance") is not None:
+        fields["moe_imbalance"] = _read_imbalance(section)
     if section.value.get("precision") is not None:
         fields["precision"] = _read_precision(section)
     return fields
+
+
+def _read_imbalance(section: Document) -> tuple[float, float, float]:
+    """(least, expected, most) of what a file says as one number, [low, high] or [low, expected, high]."""
+    word = schema("workload")["moe_imbalance"]
+    raw = section.value["moe_imbalance"]
+    listed = raw if isinstance(raw, list) else [raw]
+    if not 1 <= len(listed) <= 3:
+        raise section.error("expected a number, [low, high] or [low, expected, high]", "moe_imbalance")
+    numbers = [read_fact(replace(section, value={"moe_imbalance": each}), "moe_imbalance", word) for each in listed]
+    if numbers != sorted(numbers):
+        raise section.error(f"{raw} does not rise: [low, high] or [low, expected, high]", "moe_imbalance")
+    return imbalance(numbers)
+
+
+def imbalance(numbers: Sequence[float]) -> tuple[float, float, float]:
+    """(least, expected, most); of [low, high] the middle is expected (assumed)."""
+    return numbers[0], numbers[1] if len(numbers) == 3 else 0.5 * (numbers[0] + numbers[-1]), numbers[-1]
 
 
 def _read_precision(section: Document) -> Precision:
@@ -167,6 +187,7 @@ def workload(
     tokens = max(default("batch_tokens"), default("batch_tokens_per_gpu") * gpus)
     recipe = fields["precision"]
     optimizer = fields["optimizer"]
+    least, expected, most = fields["moe_imbalance"]
     return Workload(
         seq_len=seq_len,
         global_batch=fields.get("global_batch") or max(1, tokens // seq_len),
@@ -179,7 +200,9 @@ def workload(
         offload_optimizer=fields["offload_optimizer"],
         document_len=fields["document_len"],
         lora_rank=fields["lora_rank"],
-        moe_imbalance=fields["moe_imbalance"],
+        moe_imbalance=expected,
+        moe_imbalance_low=least,
+        moe_imbalance_high=most,
         images_per_sequence=fields["images_per_sequence"],
         train_vision=fields["train_vision"],
     )

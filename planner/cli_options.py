@@ -32,7 +32,8 @@ DIMENSIONS: Mapping[str, Row] = {
         takes="N", help="Chunks per pipeline rank (interleaving).", aliases=("virtual-pipeline-model-parallel-size",)
     ),
     "cp": Row(takes="N", help="Context parallel.", aliases=("context-parallel-size",)),
-    "cp_kind": Row(takes="KIND", help="none, ring, all_gather or ulysses.", aliases=("cp-comm-type",)),
+    "cp_kind": Row(takes="KIND", help="none, ring, all_gather, ulysses or two_level.", aliases=("cp-comm-type",)),
+    "cp_inner": Row(takes="N", help="Ranks of the all-to-all inside a ring, with --cp-kind two_level."),
     "ep": Row(takes="N", help="Expert parallel.", aliases=("expert-model-parallel-size",)),
     "etp": Row(takes="N", help="Tensor parallel inside an expert.", aliases=("expert-tensor-parallel-size",)),
     "dp_replicate": Row(
@@ -63,6 +64,9 @@ WORKLOAD: Mapping[str, Row] = {
     "seq_len": Row(takes="N", help="Tokens per sequence.", aliases=("seq-length",)),
     "precision": Row(takes="RECIPE", help="bf16, fp16, fp8, fp32 and variants (docs/cli.md)."),
     "images_per_sequence": Row(takes="N", help="Images in a sequence; 0 leaves the image tower out."),
+    "moe_imbalance": Row(
+        takes="N|LOW,HIGH", help="Tokens of the fullest rank of experts over the mean; or LOW,EXPECTED,HIGH."
+    ),
     "optimizer": Row(takes="NAME", help="adamw, adamw8bit or sgd."),
     "attention": Row(takes="KIND", help="flash, unfused or eager."),
     "loss": Row(takes="KIND", help="vocab_parallel, fp32_logits, log_softmax, gathered, compiled or fused."),

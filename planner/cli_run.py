@@ -19,7 +19,16 @@ from distplan.planner.cli_options import DIMENSIONS, SOLVED
 from distplan.planner.cli_show import print_table
 from distplan.planner.cli_timeline import show_step
 from distplan.planner.document import document
-from distplan.planner.inputs import InputError, dimension, gpu_counts, one_number, one_word, quantity, whole_numbers
+from distplan.planner.inputs import (
+    InputError,
+    decimals,
+    dimension,
+    gpu_counts,
+    one_number,
+    one_word,
+    quantity,
+    whole_numbers,
+)
 from distplan.planner.output import FORMATS, csv_text, json_text, yaml_text
 from distplan.planner.plan import OBJECTIVES, Plan
 from distplan.planner.plan_file import PlanFile, is_plan, read_plan, write_plan
@@ -157,6 +166,7 @@ def _setting(model: str, options: Options, *, gpus: int, global_batch: int | Non
         "seq_len": None if seq_len is None else one_number("--seq-len", seq_len, most=MAX_TOKENS),
         "global_batch": global_batch,
         "images_per_sequence": None if images is None else one_number("--images-per-sequence", images, least=0),
+        "moe_imbalance": decimals("--moe-imbalance", options["moe_imbalance"]),
     } | {name: options[name] for name in ("precision", "optimizer", "attention", "loss")}
     return api.setting(
         model,
@@ -207,7 +217,7 @@ def _setting_of(file: PlanFile, options: Options) -> api.Setting:
         "precision",
         "optimizer",
     )
-    job_options += ("attention", "loss", "images_per_sequence", "sp", *DIMENSIONS, *SOLVED)
+    job_options += ("attention", "loss", "images_per_sequence", "moe_imbalance", "sp", *DIMENSIONS, *SOLVED)
     given = [name for name in job_options if options[name] is not None]
     if given:
         option = f"--{given[0].replace('_', '-')}"

@@ -106,6 +106,7 @@ def choice(chosen: Choice, plan: Plan) -> Plain:
         "tie": chosen.tie,
         "warnings": [plain(warning) for warning in chosen.warnings],
         "balanced": plain(chosen.balanced),
+        "imbalance": plain(chosen.imbalance),
     }
 
 

@@ -150,7 +150,7 @@ _AXES: Mapping[str, tuple[str, ...]] = {"dp": DATA, "cp": CP, "tp": TP}
 def _where(case: Case, axis: str, kind: str, payload: float) -> Plain:
     """Ranks of the group, the outermost tier that it crosses, and the algorithm chosen there."""
     axes = tuple(part for name in axis.split("+") for part in _AXES.get(name, (name,)))
-    symbols, strides = case.eng.symbols(case.columns, case.strategy.cp_kind == "ulysses")
+    symbols, strides = case.eng.symbols(case.columns, case.strategy.cp_kind)
     if not set(axes) <= set(strides):
         return {"ranks": None, "tier": None, "algorithm": None}
     group = span(axes, symbols, strides, case.eng.cluster)

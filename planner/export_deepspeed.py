@@ -97,6 +97,7 @@ def _unsaid(job: Job) -> tuple[Unsaid, ...]:
         *job.unsaid("vpp", 1, "its pipeline is not interleaved"),
         *job.unsaid("schedule", "1f1b", "its pipeline is 1F1B"),
         *job.unsaid("cp", cp, f"{program}; DeepSpeed's own context parallelism is Ulysses"),
+        *job.unsaid("cp_inner", 1, "context parallelism has one level"),
         *job.unsaid("cp_kind", "ulysses" if ulysses else "none", program),
         *job.unsaid("etp", s.etp if s.ep > 1 else 1, program),
         *job.unsaid("dp_shard", s.dp_shard if grouped else s.dp, whole),

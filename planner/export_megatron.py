@@ -15,7 +15,7 @@ from distplan.planner.launcher import Exported, Job, Unsaid, other_order
 from distplan.planner.megatron_model import gpt_model, transformer_config
 from distplan.planner.output import yaml_text
 
-CP_COMM = {"ring": "p2p", "all_gather": "all_gather", "ulysses": "a2a"}
+CP_COMM = {"ring": "p2p", "all_gather": "all_gather", "ulysses": "a2a", "two_level": "a2a+p2p"}
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 MODULES = {"norm": "layernorm", "mlp_act": "mlp"}
 LAYOUT = "pipeline_model_parallel_layout"
@@ -183,6 +183,8 @@ def _parallel(job: Job) -> dict[str, Any]:
         values["virtual_pipeline_model_parallel_size"] = s.vpp
     if s.cp > 1:
         values["cp_comm_type"] = CP_COMM[s.cp_kind]
+    if s.cp_inner > 1:
+        values["hierarchical_context_parallel_sizes"] = [s.cp_inner, s.cp // s.cp_inner]
     chunks = s.pp * s.vpp
     first, last = counted(job.model.layers, chunks)
     if s.pp > 1 and job.model.mtp_layers and (job.model.layers + first + last) % chunks:
@@ -293,7 +295,7 @@ def _arguments(values: Mapping[str, Any]) -> list[str]:
         elif field == "moe_layer_freq":
             lines.append(f"--{flag} {value}".replace(", ", ","))
         elif isinstance(value, list):
-            lines.append(f"--{flag} {' '.join(value)}")
+            lines.append(f"--{flag} {' '.join(str(item) for item in value)}")
         elif value is True:
             lines.append(f"--{flag}")
         elif value is not False and value is not None:

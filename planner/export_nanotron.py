@@ -96,6 +96,7 @@ def _unsaid(job: Job) -> tuple[Unsaid, ...]:
         *job.unsaid("dp_replicate", 1, "dp is one group"),
         *job.unsaid("vpp", 1, other),
         *job.unsaid("schedule", "f_then_b" if s.schedule == "f_then_b" else "1f1b", "pp_engine is afab or 1f1b"),
+        *job.unsaid("cp_inner", 1, "context parallelism has one level"),
         *job.unsaid("cp_kind", "ring" if s.cp > 1 else "none", "context parallelism is a ring"),
         *job.unsaid("etp", 1, other),
         *job.unsaid("recompute", "full" if s.recompute == "full" else "none", "whole layers recompute, or none"),

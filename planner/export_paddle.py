@@ -91,6 +91,7 @@ def _unsaid(job: Job) -> tuple[Unsaid, ...]:
         taken = "bf16-grads"
     return (
         *job.unsaid("sp", False, "the model's layers say it (ColumnSequenceParallelLinear, RowSequenceParallelLinear)"),
+        *job.unsaid("cp_inner", 1, "context parallelism has one level"),
         *job.unsaid(
             "cp_kind", "ulysses" if s.cp > 1 else "none", "sep is a group; the attention of the model says what it does"
         ),

@@ -153,6 +153,7 @@ def _unsaid(job: Job) -> tuple[Unsaid, ...]:
     model = "the model's code says it"
     taken = {"bf16": "bf16-grads" if w.precision.gradients == "bf16" else "bf16", "fp16": "fp16"}
     return (
+        *job.unsaid("cp_inner", 1, "context parallelism has one level"),
         *job.unsaid(
             "cp_kind", "all_gather" if s.cp > 1 else "none", "attention over a sharded sequence gathers keys and values"
         ),

@@ -119,6 +119,7 @@ def _unsaid(job: Job, cut: bool) -> tuple[Unsaid, ...]:
         *job.unsaid(
             "schedule", s.schedule if s.pp > 1 and s.schedule in SCHEDULES else "1f1b", "torch has no such schedule"
         ),
+        *job.unsaid("cp_inner", 1, "context parallelism has one level"),
         *job.unsaid("cp_kind", "all_gather" if s.cp > 1 else "none", "torchtitan 0.3 gathers keys and values"),
         *job.unsaid("etp", 1, "tensor parallelism inside experts is not an option of its own"),
         *job.unsaid("recompute_layers", 0, "every layer is checkpointed, or none"),

@@ -62,7 +62,7 @@ def import_file(
     document, found = _document(file, text, launcher)
     reading = READERS[found](document, layers)
     unsaid, unknown = _restorable(read_unsaid(_comments(document, text)))
-    facts = _meant(dict(reading.facts), unsaid)
+    facts = _meant({"cp_inner": 1, **reading.facts}, unsaid)
     if gpus is not None:
         facts["gpus"] = gpus
     strategy = _strategy(facts, document, unsaid)

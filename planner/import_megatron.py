@@ -27,6 +27,7 @@ _MODEL = {
 }
 """our word -> the argument"""
 _LAYOUT = "pipeline-model-parallel-layout"
+_LEVELS = "hierarchical-context-parallel-sizes"
 _GRANULARITY = {"full": "full", "selective": "selective"}
 
 
@@ -47,6 +48,7 @@ def read_megatron(document: Document, layers: int | None = None) -> Reading:
         "vpp": vpp,
         "cp": cp,
         "cp_kind": one_of(doc, "cp-comm-type", {v: k for k, v in CP_COMM.items()}, "ring") if cp > 1 else "none",
+        "cp_inner": _cp_inner(doc, cp),
         "ep": _degree(doc, "expert-model-parallel-size"),
         # Megatron's experts are split like everything else unless told otherwise
         "etp": take(
@@ -82,6 +84,17 @@ def _degree(doc: Document, option: str) -> int:
 
 def _cp(doc: Document) -> int:
     return _degree(doc, "context-parallel-size")
+
+
+def _cp_inner(doc: Document, cp: int) -> int:
+    """The first of the two sizes, which multiply to cp: that of the all-to-all."""
+    if doc.value.get("cp-comm-type") != CP_COMM["two_level"] or cp == 1:
+        return 1
+    sizes = doc.value.get(_LEVELS)
+    two = isinstance(sizes, list) and len(sizes) == 2 and all(type(size) is int and size > 0 for size in sizes)
+    if not (two and sizes[0] * sizes[1] == cp):
+        raise doc.error(f"a2a+p2p needs two sizes that multiply to context-parallel-size {cp}", _LEVELS)
+    return int(sizes[0])
 
 
 def _flag(doc: Document, option: str) -> bool:

@@ -64,6 +64,16 @@ def one_number(option: str, text: str, *, least: int = 1, most: int = MAX_DEGREE
     return values[0]
 
 
+def decimals(option: str, text: str | None) -> list[float] | None:
+    """'1.2' or '1,1.2,1.7'; what they must be is the reader's to say."""
+    if text is None:
+        return None
+    try:
+        return [float(item) for item in _items(option, text)]
+    except ValueError:
+        raise InputError(f"{option} {text}: expected a number or several, as in 1.2 or 1,1.5") from None
+
+
 def words(option: str, text: str, known: Collection[str]) -> tuple[str, ...]:
     """'selective,full': each a word of `known`; '-' and '_' and case do not matter."""
     by_name = {_folded(word): word for word in known}

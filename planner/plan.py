@@ -54,6 +54,22 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Imbalance:
+    """A strategy where the fullest rank of experts has `low` and `high` times the mean's tokens, not `expected`."""
+
+    low: float
+    expected: float
+    high: float
+    step_seconds_low: float
+    step_seconds_high: float
+    device_bytes_low: float
+    device_bytes_high: float
+    """of the worst stage's fullest rank"""
+    verdict_high: str
+    """one of VERDICTS, at `high`"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """One strategy of a plan, with what it costs."""
 
@@ -80,6 +96,8 @@ class Choice:
     warnings: tuple[Violation, ...] = ()
     balanced: BalancedSplit | None = None
     """the best cut of the layers by hand; None without a pipeline, or where the runtime cuts them itself"""
+    imbalance: Imbalance | None = None
+    """the range over workload.moe_imbalance; of the best only, and None where nothing varies"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from distplan.costmodel.strategy import DEGREES, STRUCTURE, Floats, Strategies
 
 _POWERS = 10.0 ** np.arange(-30.0, 31.0)
 ORDER = (
-    "dp_replicate", "dp_shard", "tp", "pp", "vpp", "cp", "cp_kind", "ep", "etp", "sp", "zero",
+    "dp_replicate", "dp_shard", "tp", "pp", "vpp", "cp", "cp_inner", "cp_kind", "ep", "etp", "sp", "zero",
     "micro_batch", "schedule", "recompute",
 )  # fmt: skip
 """the last word between candidates of equal value and time: smaller first, column by column"""

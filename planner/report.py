@@ -47,6 +47,7 @@ def report(shown: Plain) -> Iterator[RenderableType]:
     else:
         yield from _strategy(best)
         yield from _time(best, shown)
+        yield from _imbalance(best)
         yield from _balanced(best)
         yield from _communication(best)
         yield from _memory(best, shown["assumptions"])
@@ -115,7 +116,8 @@ def _strategy(best: Plain) -> Iterator[RenderableType]:
     yield heading(f"Strategy on {count(best['gpus'], 'GPU')}: {verdict}")
     names = ("tp", "pp", "vpp", "cp", "dp_replicate", "dp_shard", "ep", "etp")
     yield line("   ".join(f"{name} {chosen[name]}" for name in names))
-    kind = f"   cp_kind {chosen['cp_kind']}" if chosen["cp"] > 1 else ""
+    inner = f" (all-to-all over {chosen['cp_inner']})" if chosen["cp_inner"] > 1 else ""
+    kind = f"   cp_kind {chosen['cp_kind']}{inner}" if chosen["cp"] > 1 else ""
     yield line(f"zero {chosen['zero']}   sp {'yes' if chosen['sp'] else 'no'}{kind}   schedule {chosen['schedule']}")
     batches = count(best["num_micro_batches"], "micro-batch", "micro-batches")
     yield line(f"micro_batch {chosen['micro_batch']}   {batches} per step of {best['global_batch']:,} sequences")
@@ -153,6 +155,20 @@ def _utilization(best: Plain, accelerator: str) -> Iterator[RenderableType]:
     if best["peak_dtype"] not in ("bf16", "fp16") and bf16:
         share = percent(best["mfu"] * peak / bf16)
         yield line(f"MFU {share} relative to {format_tflops_per_second(bf16)}, its dense bf16 peak")
+
+
+def _imbalance(best: Plain) -> Iterator[RenderableType]:
+    """Experts that are not evenly loaded: the range in two lines."""
+    found = best["imbalance"]
+    if found is None:
+        return
+    low, high = seconds(found["step_seconds_low"]), seconds(found["step_seconds_high"])
+    loads = f"{found['low']:g} to {found['high']:g} times the mean (expected {found['expected']:g})"
+    yield line(f"fullest rank of experts {loads}: step {low} to {high}")
+    least, most = gib(found["device_bytes_low"]), gib(found["device_bytes_high"])
+    said = {"fits": "", "tight": ", which fits only if exact", "out": ", which does not fit"}[found["verdict_high"]]
+    worse = said if found["verdict_high"] != best["verdict"] else ""
+    yield line(f"then memory {least} to {most}{worse}", style="yellow" if worse else "")
 
 
 def _balanced(best: Plain) -> Iterator[RenderableType]:

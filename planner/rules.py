@@ -29,6 +29,7 @@ _INTERLEAVED = _code("schedule", "interleaved")
 _ZERO_BUBBLE = (_code("schedule", "zb_h1"), _code("schedule", "zb_v"))
 _NO_CP = _code("cp_kind", "none")
 _ULYSSES = _code("cp_kind", "ulysses")
+_TWO_LEVEL = _code("cp_kind", "two_level")
 
 
 def _divides(unit: Any, value: Any) -> Any:
@@ -254,6 +255,21 @@ def _ulysses(values: Values, runtime: Runtime) -> Any:
     return broken & (values["cp_kind"] == _ULYSSES)
 
 
+def _cp_inner(values: Values, runtime: Runtime) -> Any:
+    inner, cp = values["cp_inner"], values["cp"]
+    between = (inner > 1) & (inner < cp) & _divides(inner, cp)
+    return np.where(values["cp_kind"] == _TWO_LEVEL, ~between, inner != 1)
+
+
+def _inner_heads(values: Values, runtime: Runtime) -> Any:
+    """What turns to heads is shared evenly: no key/value head on several ranks of the inner level."""
+    ranks = values["tp"] * values["cp_inner"]
+    broken = _no(values)
+    for heads in (*values["heads"], *values["kv_heads"]):
+        broken = broken | ~_divides(ranks, heads)
+    return broken & (values["cp_kind"] == _TWO_LEVEL)
+
+
 def _zero_with_pp(values: Values, runtime: Runtime) -> Any:
     if runtime.rules["zero_with_pp"] == "any":
         return _no(values)
@@ -288,6 +304,6 @@ MASKS: Mapping[str, Callable[[Values, Runtime], Any]] = {
     "DP016": _expert_tp, "DP017": _expert_replicas, "DP018": _vpp,
     "DP030": _options, "DP031": _sp_alone, "DP032": _sp_sequence, "DP033": _cp_kind,
     "DP034": _cp_sequence, "DP035": _ulysses, "DP036": _zero_with_pp, "DP037": _hsdp,
-    "DP038": _expert_sp, "DP039": _offload, "DP090": _width,
+    "DP038": _expert_sp, "DP039": _offload, "DP040": _cp_inner, "DP041": _inner_heads, "DP090": _width,
 }  # fmt: skip
 """code -> mask of the rows that break it; the order is the order in which rows are counted"""

@@ -119,6 +119,9 @@ def _workload_words() -> Schema:
         "description": made["precision"]["description"],
         "anyOf": [{"enum": list(precision_names())}, _mapping(recipe, [])],
     }
+    number = {"type": "number", "minimum": 1, "maximum": made["moe_imbalance"]["maximum"]}
+    several = {"type": "array", "minItems": 1, "maxItems": 3, "items": number}
+    made["moe_imbalance"] = {"description": made["moe_imbalance"]["description"], "anyOf": [number, several]}
     for word in made.values():
         word.pop("default", None)  # what is not said comes from the runtime and defaults.yaml
     return made

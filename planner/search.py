@@ -13,6 +13,7 @@ from distplan.hardware.cluster import Cluster, with_compute_scaled, with_network
 from distplan.hardware.errors import DistplanError, did_you_mean
 from distplan.planner.choices import Pricer, shortlisted, value_of
 from distplan.planner.constraints import explain_row, with_runtime
+from distplan.planner.imbalance import with_imbalance
 from distplan.planner.neighbours import legal_neighbours, smallest_gpus
 from distplan.planner.plan import OBJECTIVES, Choice, Counts, NothingFits, NothingLegal, OtherRuntime, Plan, Sensitivity
 from distplan.planner.pricing import (
@@ -114,6 +115,7 @@ def evaluate(
     price = price_per_gpu_hour if price_per_gpu_hour is not None else cluster.price_per_gpu_hour or None
     pricer = Pricer(job=job, price_per_gpu_hour=price, simulate_plan=simulate_plan, balance=balance)
     choice = pricer.balanced(pricer.simulated(pricer.choice(strategy, workload.global_batch)))
+    choice = with_imbalance(pricer, choice)
     one = {"fits": 0, "tight": 0, "out": 0} | {choice.verdict: 1}
     counts = Counts(enumerated=1, rejected=(), legal=1, costed=1, **one)
     plan = _plan(pricer, (strategy.gpus,), (workload.global_batch,), counts, choice, ())
@@ -183,10 +185,10 @@ def _with_extras(plan: Plan, pricer: Pricer, tally: Tally, *, sensitivity: bool,
 
 
 def _balanced(plan: Plan, pricer: Pricer) -> Plan:
-    """With a cut of the stages by hand for the best: an integer program may take a second."""
+    """With a cut of the stages by hand for the best (an integer program may take a second), and its range."""
     if plan.interrupted or plan.best is None:
         return plan
-    return replace(plan, best=pricer.balanced(plan.best))
+    return replace(plan, best=with_imbalance(pricer, pricer.balanced(plan.best)))
 
 
 def _without_plan(plan: Plan, pricer: Pricer, tally: Tally) -> Plan:

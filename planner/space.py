@@ -5,7 +5,8 @@ Two steps. `skeletons` enumerates what the degrees and the schedule can be; `exp
 applied between the two, each row weighted by what it would expand to, so that counts are those of the
 whole space while most of it is never built.
 
-Canonical form, so that no program occurs twice: an axis of degree 1 has no options (cp_kind none, sp
+Canonical form, so that no program occurs twice: cp_inner > 1 exactly with cp_kind two_level, whose rows a bound on
+cp_inner is for; an axis of degree 1 has no options (cp_kind none, sp
 false, zero 0 where dp·cp = 1 or the group to shard over is 1); pp = 1 has schedule 1f1b; vpp > 1 exactly
 with interleaved and zb_v (2); f_then_b is left out where 1f1b is the same order (one micro-batch); ZeRO-0 stores
 nothing sharded, so of the splits of dp it has one: the largest dp_shard.
@@ -16,7 +17,7 @@ product. A bound is an order for what a row has: `--sp true` keeps the rows with
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,7 +61,7 @@ def check_bounds(bounds: Bounds) -> Bounds:
 
 def skeletons(context: Context, bounds: Bounds) -> Columns:
     """Degrees and schedule of every row before its options; `first_split` marks the
-    largest dp_shard of its (pp, tp, cp). Sorted by pp, tp, cp, dp_shard, ep, etp, schedule, vpp,
+    largest dp_shard of its (pp, tp, cp). Sorted by pp, tp, cp, cp_inner, dp_shard, ep, etp, schedule, vpp,
     micro_batch: a chunk has few pipelines, which the estimate groups by.
     """
     mesh = _meshes(context, bounds)
@@ -79,6 +80,7 @@ def _meshes(context: Context, bounds: Bounds) -> Columns:
     # beyond these a rule refuses every row: a rank without a head, a stage without a layer, no token
     most_tp = max(context.facts["heads"], default=MAX_TP_WITHOUT_HEADS)
     most_pp = context.facts["layers"] + context.facts["mtp_layers"] + 2
+    kinds = {str(kind) for kind in bounds.get("cp_kind", context.runtime.legal["cp_kind"])}
     for pp in _allowed("pp", [d for d in degrees if d <= most_pp], bounds):
         for tp in _allowed("tp", [d for d in degrees if d <= most_tp], bounds):
             for cp in _allowed("cp", [d for d in degrees if d <= context.workload.seq_len], bounds):
@@ -86,10 +88,18 @@ def _meshes(context: Context, bounds: Bounds) -> Columns:
                 if rest or dp not in bounds.get("dp", (dp,)):
                     continue
                 shards = _shards(dp, cp, context.domain, bounds)
-                found += [(tp, pp, cp, dp // shard, shard, shard == max(shards)) for shard in shards]
-    table = np.array(found, dtype=np.float64).reshape(-1, 6)
-    names = ("tp", "pp", "cp", "dp_replicate", "dp_shard", "first_split")
+                levels = [1, *_inner(cp, kinds, bounds)]
+                found += [(tp, pp, cp, c, dp // n, n, n == max(shards)) for c in levels for n in shards]
+    table = np.array(found, dtype=np.float64).reshape(-1, 7)
+    names = ("tp", "pp", "cp", "cp_inner", "dp_replicate", "dp_shard", "first_split")
     return {name: table[:, i] for i, name in enumerate(names)}
+
+
+def _inner(cp: int, kinds: Collection[str], bounds: Bounds) -> list[int]:
+    """What the inner of two levels may be: a divisor between 1 and cp."""
+    if "two_level" not in kinds:
+        return []
+    return [d for d in divisors(cp)[1:-1] if d in bounds.get("cp_inner", (d,))]
 
 
 def _shards(dp: int, cp: int, domain: int, bounds: Bounds) -> list[int]:
@@ -205,7 +215,8 @@ def _options(context: Context, bounds: Bounds) -> _Options:
         return [STRUCTURE[name].index(str(v)) for v in bounds.get(name, context.runtime.legal[name])]
 
     none = STRUCTURE["cp_kind"].index("none")
-    kinds = [[none], [code for code in codes("cp_kind") if code != none]]
+    two = STRUCTURE["cp_kind"].index("two_level")
+    kinds = [[none], [code for code in codes("cp_kind") if code not in (none, two)], [two]]
     sps = [[0], codes("sp")]
     zeros = [[0], codes("zero"), [code for code in codes("zero") if code > 0]]
     combinations, sizes = [], []
@@ -220,11 +231,12 @@ def _options(context: Context, bounds: Bounds) -> _Options:
 
 
 def _classes(rows: Columns) -> NDArray[np.intp]:
-    """Which list of options a row has: (zero: none to shard | all | all but 0) x (tp > 1) x (cp > 1)."""
+    """Which list of options a row has: (zero: none to shard | all | all but 0) x (tp > 1) x (levels of cp)."""
     sharded = rows["dp_shard"] * rows["cp"] > 1
     first = rows["first_split"] == 1
     zero = np.where(sharded, np.where(first, 1, 2), 0)
-    return np.asarray(zero * 4 + (rows["tp"] > 1) * 2 + (rows["cp"] > 1), dtype=np.intp)
+    levels = (rows["cp"] > 1).astype(np.intp) + (rows["cp_inner"] > 1)
+    return np.asarray(zero * 6 + (rows["tp"] > 1) * 3 + levels, dtype=np.intp)
 
 
 def _without_repeated_zero(rows: Columns) -> Columns:

@@ -10,7 +10,7 @@ from distplan.hardware.units import format_gib, format_seconds
 
 Plain = Mapping[str, Any]
 
-_DEGREES = ("dp_replicate", "dp_shard", "tp", "pp", "vpp", "cp", "ep", "etp")
+_DEGREES = ("dp_replicate", "dp_shard", "tp", "pp", "vpp", "cp", "cp_inner", "ep", "etp")
 
 
 def strategy_label(strategy: Plain) -> str:

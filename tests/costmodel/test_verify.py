@@ -51,6 +51,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Strategy]] = {
     "ulysses, fewer heads than cp": ("llama-3.1-8b", "any", PLAIN, Strategy(cp=32, cp_kind="ulysses", dp_shard=2)),
     "ulysses, tp, sp": ("llama-3.1-8b", "any", PLAIN, Strategy(cp=8, tp=4, sp=True, cp_kind="ulysses", zero=3)),
     "ulysses, qk norm over all heads": ("olmo-2-7b", "any", PLAIN, Strategy(cp=2, tp=2, cp_kind="ulysses")),
+    "two-level": ("llama-3.1-8b", "megatron", PLAIN, Strategy(cp=4, cp_inner=2, cp_kind="two_level", dp_shard=2)),
+    "two-level, tp, sp, recomputed": (
+        "qwen2.5-7b", "megatron", PLAIN,
+        Strategy(cp=8, cp_inner=2, tp=2, sp=True, cp_kind="two_level", recompute="full")),
+    "two-level, experts, zero 3": (
+        "mixtral-8x7b", "any", PLAIN, Strategy(dp_shard=2, cp=4, cp_inner=2, cp_kind="two_level", ep=4, zero=3)),
     "pipeline, tied": ("gpt2", "megatron", PLAIN, Strategy(pp=2, tp=2, dp_shard=2)),
     "interleaved": ("llama-3.1-8b", "megatron", PLAIN, Strategy(pp=2, vpp=2, schedule="interleaved")),
     "selective": ("llama-3.1-8b", "megatron", PLAIN, Strategy(tp=2, sp=True, recompute="selective")),

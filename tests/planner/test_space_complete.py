@@ -55,6 +55,7 @@ def canonical(s: Strategy, of: Context) -> bool:
     return (
         options
         and (s.cp_kind == "none") == (s.cp == 1)
+        and (1 < s.cp_inner < s.cp and s.cp % s.cp_inner == 0 if s.cp_kind == "two_level" else s.cp_inner == 1)
         and not (s.sp and s.tp == 1)
         and (s.schedule in ("interleaved", "zb_v")) == (s.vpp > 1)
         and (s.schedule != "zb_v" or s.vpp == 2)
@@ -73,12 +74,12 @@ def brute(of: Context) -> set[Strategy]:
         shard = of.gpus // (tp * pp * cp * replicate)
         vpps = range(1, of.model.layers // pp + 3)
         batches = divisors(of.workload.global_batch)
-        for vpp, batch, kind, sp, zero, schedule in itertools.product(
-            vpps, batches, kept, (False, True), range(4), STRUCTURE["schedule"]
+        for vpp, batch, kind, inner, sp, zero, schedule in itertools.product(
+            vpps, batches, kept, range(1, cp + 1), (False, True), range(4), STRUCTURE["schedule"]
         ):
             row = Strategy(
-                dp_replicate=replicate, dp_shard=shard, tp=tp, pp=pp, vpp=vpp, cp=cp, cp_kind=kind, sp=sp,
-                zero=zero, micro_batch=batch, schedule=schedule, recompute="full",
+                dp_replicate=replicate, dp_shard=shard, tp=tp, pp=pp, vpp=vpp, cp=cp, cp_inner=inner, cp_kind=kind,
+                sp=sp, zero=zero, micro_batch=batch, schedule=schedule, recompute="full",
             )  # fmt: skip
             if canonical(row, of):
                 found.add(row)
@@ -179,6 +180,8 @@ def test_shards_fill_the_group_or_one_domain_unless_listed() -> None:
         ({"zero": (1,), "dp": (8,)}, "zero", {1}),
         ({"tp": (4,), "sp": (True,)}, "sp", {True}),
         ({"micro_batch": (1, 3)}, "micro_batch", {1, 3}),
+        ({"cp": (8,), "cp_kind": ("two_level",)}, "cp_inner", {2, 4}),
+        ({"cp": (8,), "cp_kind": ("two_level",), "cp_inner": (4,)}, "cp_inner", {4}),
     ],
 )
 def test_bounds_hold(bounds: dict[str, tuple[int | str | bool, ...]], field: str, values: set[object]) -> None:
