@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.attention_rows import AttentionRow, attention_rows
-from benchmarks.fit_attention import attention_rates, bench_rates, fit, measured, predicted
-from benchmarks.residuals import residual_line
 from distplan.hardware.accelerator import Accelerator
+from distplan.hardware.fit_attention import attention_rates, bench_rates, fit, measured, predicted
+from distplan.hardware.residuals import residual_line
 
 Tree = dict[str, Any]
 

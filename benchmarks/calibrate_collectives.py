@@ -19,13 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from benchmarks.collective_report import MIB, predict, report
+from benchmarks.collective_report import predict, report
 from benchmarks.collective_rows import Row, distinct, measured_rows, micro_rows
 from distplan.hardware.documents import write_atomically
+from distplan.hardware.fit_collectives import MIB, OUTLIER_SCALE, RDMA, weights_of
 from distplan.hardware.links import FITS_FILE, Curve, Link, load_links
 
-RDMA = 0.98
-"""of the line rate, at most: perftest on ConnectX-7 reads 392 of 400 Gbit/s (NVIDIA/nccl issue 2409)"""
 NET_PEER = 2.7e-6
 """NCCL's ring latency per network peer with the LL protocol (NVIDIA/nccl src/graph/tuning.cc)"""
 
@@ -82,7 +81,7 @@ def solve(
     in_switch: bool = True,
 ) -> NDArray[np.float64]:
     seconds = np.array([row.seconds for row in rows])
-    weight = np.array([1.0 if row.size >= MIB else 0.4 for row in rows])
+    weight = weights_of(row.size for row in rows)
 
     def residuals(x: NDArray[np.float64]) -> NDArray[np.float64]:
         errors: NDArray[np.float64] = weight * np.log(predict(rows, links_for(x), in_switch) / seconds)
@@ -95,7 +94,7 @@ def solve(
         start / scale,
         bounds=(low / scale, high / scale),
         loss="soft_l1",
-        f_scale=0.1,
+        f_scale=OUTLIER_SCALE,
         max_nfev=60,
     )
     found: NDArray[np.float64] = result.x * scale

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fit_gemm import Rows, fit_family, fit_weight_gradient, fraction_of, gemm_rates, predicted
 from benchmarks.measurements import Gemm, gemms
-from benchmarks.residuals import residual_line
 from distplan.hardware.accelerator import Accelerator
+from distplan.hardware.fit_gemm import Rows, fit_family, fit_weight_gradient, fraction_of, gemm_rates, predicted
 from distplan.hardware.rate_tables import like
+from distplan.hardware.residuals import residual_line
 
 Tree = dict[str, Any]
 Shape = Mapping[str, float]

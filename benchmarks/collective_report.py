@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.collective_rows import Row
 from distplan.hardware.cluster import Cluster, load_cluster
-from distplan.hardware.collectives import price_over
-from distplan.hardware.groups import group_span
+from distplan.hardware.fit_collectives import MIB
+from distplan.hardware.fit_collectives import predict as predict_on
 from distplan.hardware.links import Link
-
-MIB = 2.0**20
 
 
 def predict(rows: list[Row], links: Mapping[str, Link], in_switch: bool = True) -> NDArray[np.float64]:
@@ -29,16 +26,9 @@ def predict(rows: list[Row], links: Mapping[str, Link], in_switch: bool = True) 
         mine = [rows[index] for index in indices]
         ranks = np.array([float(row.ranks) for row in mine])
         nodes = np.array([float(row.nodes) for row in mine])
-        axes = [(ranks / nodes, np.ones_like(nodes)), (nodes, np.full_like(nodes, cluster.tiers[0].size))]
         size = np.array([row.size for row in mine])
         used = [links[tier.technology] for tier in cluster.tiers]
-        if not in_switch:
-            used[0] = replace(used[0], least_switch_ranks=1e9)
-        payload = size / ranks if kind == "all_gather" else size
-        # a job on one node straddles nothing, whatever its size
-        gpus = np.where(nodes == 1.0, ranks, np.inf)
-        group = group_span(axes, cluster, gpus)
-        seconds[indices] = price_over(kind, payload, group, cluster.tiers, used).seconds
+        seconds[indices] = predict_on(kind, ranks, nodes, size, cluster, used, in_switch)
     return seconds
 
 

@@ -11,11 +11,10 @@ from benchmarks.accuracy_score import model_kind
 from benchmarks.fit_memory import MemoryFit
 from benchmarks.fit_time import TimeFit
 from distplan.costmodel.fitted import DEFAULT
+from distplan.costmodel.fitting import SHARE
 
 Groups = dict[tuple[str, str, str], list[float]]
 FEWEST = 20
-SHARE = 0.8
-"""of the runs that a band covers"""
 TRUSTED = 0.15
 """memory: a group whose median error is larger is missing physics, which a band must not hide in a verdict"""
 ASSUMED_MEMORY = {"low": 0.95, "high": 1.05, "runs": 0}

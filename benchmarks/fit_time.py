@@ -18,12 +18,11 @@ from benchmarks.accuracy_fill import Case
 from benchmarks.accuracy_predict import cases_of, predict_cases
 from benchmarks.accuracy_rows import Row
 from distplan.costmodel.fitted import DEFAULT, OVERLAPS
+from distplan.costmodel.fitting import drawn, end_seconds, log_ratio, weighted_median
 from distplan.costmodel.runtime import Runtime, list_runtimes
 
 FEWEST_RUNS = 8
 """a runtime on a generation has a factor of its own from so many on; the others take the generation's"""
-PRIOR_RUNS = 8.0
-"""the generation's factor counts as so many runs in that of a runtime"""
 CAP = 0.35
 """residuals of log seconds count up to here: what is further off is another run than the row says"""
 ASSUMED_OVERLAP = 0.8
@@ -93,8 +92,7 @@ class Modelled:
 
 
 def modelled(fit: TimeFit, overlaps: Mapping[str, float], sample: Sequence[int] | None = None) -> Modelled:
-    """Prices with unit factors. The step's end is the optimizer, and what is exposed of the reduction and gathering
-    that happen once a step (ZeRO below 2)."""
+    """Prices with unit factors."""
     changed: dict[int, Runtime] = {}
     cases = []
     for at in range(len(fit.cases)) if sample is None else sample:
@@ -102,38 +100,26 @@ def modelled(fit: TimeFit, overlaps: Mapping[str, float], sample: Sequence[int] 
         unit = replace(case.runtime, overlap_efficiency=dict(overlaps), software_factors={DEFAULT: 1.0})
         cases.append(replace(case, runtime=changed.setdefault(id(case.runtime), unit)))
     found = predict_cases(cases)
-    once = np.array([p.time["exposed dp"] if p.case.strategy.zero < 2 else 0.0 for p in found])
-    end = once + np.array([p.time["optimizer"] for p in found])
+    end = np.array([end_seconds(p.time, p.case.strategy.zero) for p in found])
     return Modelled(busy=np.array([p.seconds for p in found]) - end, end=end)
-
-
-def _median(values: np.ndarray, weights: np.ndarray) -> float:
-    order = np.argsort(values)
-    total = np.cumsum(weights[order])
-    return float(values[order][np.searchsorted(total, total[-1] / 2.0)])
 
 
 def _factors(ratio: np.ndarray, weights: np.ndarray, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], float]:
     """Weighted medians of log ratios: of all, of each generation, and of each runtime on it, drawn to the former."""
-    found = {(DEFAULT, DEFAULT): float(np.exp(_median(ratio, weights)))}
+    found = {(DEFAULT, DEFAULT): float(np.exp(weighted_median(ratio, weights)))}
     for generation in sorted({generation for _, generation in keys}):
         at = np.array([key[1] == generation for key in keys])
-        whole = _drawn(ratio[at], weights[at], float(np.log(found[DEFAULT, DEFAULT])))
+        whole = drawn(ratio[at], weights[at], float(np.log(found[DEFAULT, DEFAULT])))
         found[DEFAULT, generation] = float(np.exp(whole))
         for runtime in sorted({name for name, where in keys if where == generation}):
             mine = np.array([key == (runtime, generation) for key in keys])
             if mine.sum() >= FEWEST_RUNS and runtime in list_runtimes():  # what is not shipped is one source's own
-                found[runtime, generation] = float(np.exp(_drawn(ratio[mine], weights[mine], whole)))
+                found[runtime, generation] = float(np.exp(drawn(ratio[mine], weights[mine], whole)))
     return found
 
 
-def _drawn(values: np.ndarray, weights: np.ndarray, towards: float) -> float:
-    number = len(values)
-    return (_median(values, weights) * number + towards * PRIOR_RUNS) / (number + PRIOR_RUNS)
-
-
 def _ratio(fit: TimeFit, model: Modelled, at: np.ndarray) -> np.ndarray:
-    return np.asarray(np.log(np.maximum(fit.measured[at] - model.end, 0.05 * fit.measured[at]) / model.busy))
+    return log_ratio(fit.measured[at], model.busy, model.end)
 
 
 _PRICED: dict[tuple[float, ...], Modelled] = {}

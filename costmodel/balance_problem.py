@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from distplan.costmodel import fitted
 from distplan.costmodel.combine import LocalTables, StateTables, local_tables, state_tables
 from distplan.costmodel.estimate import Estimate
 from distplan.costmodel.model import Model, Workload
@@ -164,7 +163,7 @@ class Problem:
         if content not in self.held:
             acts = activations(content, self.local.plain, self.local.chosen)
             weights = weight_content(content, self.strategy.pp)
-            kept = state_bytes(weights, self.state.tables, self.state.zero, self.eng.workload, self.runtime)
+            kept = state_bytes(weights, self.state.tables, self.state.zero, self.eng.workload, self.eng.runtime)
             self.held[content] = kept, acts
         state, acts = self.held[content]
         s = self.strategy
@@ -172,8 +171,8 @@ class Problem:
         flight = chunks_in_flight(s.schedule, run, s.pp, s.vpp, np.array([self.micro_batches]))
         number = sum(layers_only(content))
         share = np.array([min(again, number) / max(number, 1)])
-        found = stage_memory(run, state, acts, flight, share, self.runtime, stage == s.pp - 1)
-        return tuple(float((p.allocated + p.fragmentation)[0] + self.runtime.context_bytes) for p in found)
+        found = stage_memory(run, state, acts, flight, share, self.eng.runtime, stage == s.pp - 1)
+        return tuple(float((p.allocated + p.fragmentation)[0] + self.eng.runtime.context_bytes) for p in found)
 
     def fits(self, content: Content, stage: int, again: int) -> bool:
         return max(self.phases(content, stage, again)) <= self.limit
@@ -216,7 +215,7 @@ class Problem:
             seconds = 0.0
             for part in costs.time:
                 seconds += float(part[0])
-            factor = self.runtime.factor(self.cluster.accelerator.generation)
+            factor = self.eng.runtime.factor(self.cluster.accelerator.generation)
             seconds += factor * (beyond_closed_form(load, s, np.array([self.micro_batches])) or 0.0)
         heaviest = max(float((f + b)[0]) for f, b in zip(load.stage_forward, load.stage_backward, strict=True))
         return Cut(
@@ -251,5 +250,5 @@ def problem_of(
         default=chunk_layers(len(eng.pattern), strategy.pp * strategy.vpp, model.mtp_layers),
         default_again=int(estimate.recompute_layers[0]),
         # the parts of the estimate are summed in another order than here
-        limit=max(usable / fitted.memory_band(*eng.like).high, taken * (1.0 + 1e-9)),
+        limit=max(usable / eng.memory_band.high, taken * (1.0 + 1e-9)),
     )

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from distplan.costmodel import fitted
 from distplan.costmodel.combine import LocalTables, StateTables, local_tables, state_tables
 from distplan.costmodel.detail import Communication, communication
 from distplan.costmodel.model import Model, Workload
@@ -148,7 +147,7 @@ def _columns(
     step = out.time[0]
     for part in out.time[1:]:
         step = step + part
-    time_band, memory_band = fitted.time_band(*eng.like), fitted.memory_band(*eng.like)
+    time_band, memory_band = eng.time_band, eng.memory_band
     return Estimate(
         step_seconds=step,
         step_seconds_low=step * time_band.low,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from distplan.hardware.cluster import Cluster
 from distplan.hardware.documents import Document, load_mapping, no_other_keys, take
 
 FILE = Path(__file__).with_name("fitted.yaml")
@@ -112,6 +113,12 @@ def time_band(generation: str, runtime: str, kind: str) -> Band:
 def memory_band(generation: str, runtime: str, kind: str) -> Band:
     """Of the device's bytes."""
     return nearest_band(fitted().memory_band, generation, runtime, kind)
+
+
+def measured_band(cluster: Cluster, name: str) -> Band | None:
+    """time_band_dense, memory_band_moe, … of runs on this very cluster; None where it has none."""
+    entry = cluster.calibration.scalars.get(name)
+    return None if entry is None else Band(low=entry.values["low"], high=entry.values["high"], runs=entry.points)
 
 
 def nearest_band(bands: Mapping[tuple[str, ...], Band], generation: str, runtime: str, kind: str) -> Band:

@@ -7,7 +7,7 @@ import numpy as np
 from distplan.costmodel.combine import local_tables, state_tables
 from distplan.costmodel.estimate import Estimate
 from distplan.costmodel.model import Model, Workload
-from distplan.costmodel.runtime import Runtime
+from distplan.costmodel.runtime import Runtime, on_cluster
 from distplan.costmodel.schedules import ScheduleError, build_schedule
 from distplan.costmodel.simulate import StageCosts, simulate
 from distplan.costmodel.simulate_repeat import simulate_step
@@ -66,7 +66,9 @@ def simulate_plan(
     beyond = beyond_closed_form(load, strategy, estimate.num_micro_batches[:1])
     if beyond is None:
         return None
-    return float(estimate.step_seconds[0] + runtime.factor(cluster.accelerator.generation) * beyond)
+    return float(
+        estimate.step_seconds[0] + on_cluster(runtime, cluster).factor(cluster.accelerator.generation) * beyond
+    )
 
 
 def beyond_closed_form(load: StageLoad, strategy: Strategy, m: Floats) -> float | None:

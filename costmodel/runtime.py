@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 
 from distplan.costmodel import fitted
 from distplan.costmodel.strategy import DEGREES, STRUCTURE, Floats
+from distplan.hardware.cluster import Cluster
 from distplan.hardware.documents import Document, load_mapping, no_other_keys, take
 from distplan.hardware.errors import UnknownNameError
 from distplan.hardware.units import parse_bytes
@@ -55,6 +56,7 @@ zero_with_pp: ZeRO stages above 1 with pipeline stages. hsdp: dp_replicate > 1 w
 LOSSES = ("vocab_parallel", "fp32_logits", "log_softmax", "gathered", "compiled", "fused")
 _OVERLAP = ("dp_grad", "dp_param", "tp", "tp_backward", "cp", "pp", "pp_interleaved", "ep")
 _SELECTIVE = ("norm", "mlp_act", "operators")
+_NOT_OF_A_FILE = ("overlap_efficiency", "software_factors", "cluster_factor")
 _TIMING = ("micro_batch", "last_micro_batch")
 
 
@@ -155,6 +157,8 @@ class Runtime:
     """what overlap.ep hides dispatch and combine behind: operators that do not wait for them | micro_batches: all
     that another micro-batch computes meanwhile (DualPipe, arXiv 2412.19437, section 3.2.1; Megatron's
     --overlap-moe-expert-parallel-comm), as if every micro-batch had another beside it"""
+    cluster_factor: float = 1.0
+    """on top of both, as runs on this very cluster measured it (`on_cluster`)"""
     provenance: Mapping[str, str]
     """field, or rules.<rule> -> the source of its value, or 'assumed: why'"""
 
@@ -178,7 +182,18 @@ class Runtime:
     def factor(self, generation: str) -> float:
         """Measured over modelled time of what a micro-batch does."""
         known = self.software_factors
-        return self.software_factor * known.get(generation, known[fitted.DEFAULT])
+        return self.cluster_factor * self.software_factor * known.get(generation, known[fitted.DEFAULT])
+
+
+def on_cluster(runtime: Runtime, cluster: Cluster) -> Runtime:
+    """The runtime with what its runs on this cluster measured in place of fitted.yaml's figures; twice is once."""
+    measured = {
+        "cluster_factor": cluster.calibration.number("software_factor"),
+        "fragmentation": cluster.calibration.number("fragmentation"),
+        "context_bytes": cluster.calibration.number("context_bytes"),
+    }
+    changes: dict[str, Any] = {name: value for name, value in measured.items() if value is not None}
+    return replace(runtime, **changes) if changes else runtime
 
 
 def list_runtimes() -> tuple[str, ...]:
@@ -207,7 +222,7 @@ def _shipped(name: str) -> Runtime:
 
 
 def _read(doc: Document) -> Runtime:
-    no_other_keys(doc, [f.name for f in fields(Runtime) if f.name not in ("overlap_efficiency", "software_factors")])
+    no_other_keys(doc, [f.name for f in fields(Runtime) if f.name not in _NOT_OF_A_FILE])
     name = take(doc, "name", str)
     return Runtime(
         name=name,

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distplan.costmodel import fitted
 from distplan.costmodel.combine import LocalTables, StateTables
 from distplan.costmodel.lower import PHASES
 from distplan.costmodel.stage_costs import (
@@ -171,7 +170,7 @@ def _recomputed(
         return layers
     at = np.flatnonzero(solve)
     needed = np.ones(len(at))
-    high = fitted.memory_band(*eng.like).high
+    high = eng.memory_band.high
     for run, held, of_run in zip(cut.stages, states, kept, strict=True):
         acts = _rows_of(of_run, local.index[at])
         flight = chunks_in_flight(schedule, run, pp, vpp, m[at])

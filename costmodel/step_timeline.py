@@ -15,7 +15,7 @@ from distplan.costmodel.by_stage import StepEnd, Traffic, always_held, kept_by_c
 from distplan.costmodel.estimate import Estimate
 from distplan.costmodel.model import Model, Workload
 from distplan.costmodel.replay import load_of, stage_costs
-from distplan.costmodel.runtime import Runtime
+from distplan.costmodel.runtime import Runtime, on_cluster
 from distplan.costmodel.schedules import Schedule, ScheduleError, build_schedule
 from distplan.costmodel.simulate import Event, Simulation, simulate
 from distplan.costmodel.strategy import Strategy
@@ -72,7 +72,7 @@ def step_timeline(
     shown = schedule.micro_batches
     run = simulate(schedule, replace(stage_costs(load), activation=kept))
     end = step_end(case, load)
-    factor = runtime.factor(cluster.accelerator.generation)
+    factor = on_cluster(runtime, cluster).factor(cluster.accelerator.generation)
     begin = end.exposed_gather
     boxes = [*_pipeline(run, traffic_by_chunk(case), factor, begin), *_ends(run, end, factor)]
     held = always_held(case)

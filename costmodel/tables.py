@@ -15,24 +15,27 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from distplan.costmodel import fitted
 from distplan.costmodel.casting import for_accelerator, with_high_ends
 from distplan.costmodel.decompose import decompose_norms
 from distplan.costmodel.derive import derive
 from distplan.costmodel.feed_forward import evenly_routed
+from distplan.costmodel.fitted import Band, measured_band
 from distplan.costmodel.graph import Segment, segments
 from distplan.costmodel.local_costs import LocalCosts, category_total, local_costs
 from distplan.costmodel.lower import PHASES, Lowered, lower
 from distplan.costmodel.model import Attention, Model, Moe, Workload
 from distplan.costmodel.placements import check_marks, marks_of
 from distplan.costmodel.program import SegmentProgram, Structure
-from distplan.costmodel.runtime import Runtime
+from distplan.costmodel.runtime import Runtime, on_cluster
 from distplan.costmodel.sizes import mesh_strides, mesh_symbols, padded_vocab
 from distplan.costmodel.state import LoweredState, StateCosts, clip_seconds, lower_state, state_costs, tied_gradients
 from distplan.costmodel.strategy import STRUCTURE, Floats
+from distplan.hardware.calibrated import rates_of
 from distplan.hardware.cluster import Cluster
 from distplan.hardware.collectives import price
 from distplan.hardware.groups import group_span
-from distplan.hardware.rates import Rates, rates_for
+from distplan.hardware.rates import Rates
 
 Ints = NDArray[np.int64]
 LOCAL_KEY = ("tp", "cp", "cp_inner", "micro_batch", "ep", "etp", "dp_replicate", "dp_shard", "pp")
@@ -133,6 +136,16 @@ class Engine:
         """(generation, runtime, model kind): whose runs' residuals are its bands."""
         kind = "moe" if any(isinstance(k.ffn, Moe) for k in self.model.kinds.values()) else "dense"
         return self.cluster.accelerator.generation, self.runtime.name, kind
+
+    @property
+    def time_band(self) -> Band:
+        """Of the step time: that of the cluster's own runs, or of the runs most like it."""
+        return measured_band(self.cluster, f"time_band_{self.like[2]}") or fitted.time_band(*self.like)
+
+    @property
+    def memory_band(self) -> Band:
+        """Of the device's bytes, likewise."""
+        return measured_band(self.cluster, f"memory_band_{self.like[2]}") or fitted.memory_band(*self.like)
 
     def structure(self, sp: str, cp_kind: str, recompute: str) -> Structure:
         tags = {"none": (), "full": ("layer",), "selective": self.runtime.selective}[recompute]
@@ -311,7 +324,7 @@ class _Same:
 
 @lru_cache(maxsize=16)
 def _engine(same: _Same) -> Engine:
-    cluster, runtime = same.cluster, same.runtime
+    cluster, runtime = same.cluster, on_cluster(same.runtime, same.cluster)
     workload = replace(same.workload, precision=for_accelerator(same.workload.precision, cluster.accelerator))
     model = with_high_ends(same.model, workload.precision)
     check_marks(model, workload)
@@ -325,7 +338,7 @@ def _engine(same: _Same) -> Engine:
         workload=workload,
         cluster=cluster,
         runtime=runtime,
-        rates=rates_for(cluster.accelerator),
+        rates=rates_of(cluster),
         segments=parts,
         pattern=tuple(1 + used.index(name) for name in model.pattern),
         kv_heads=float(min(kv_heads, default=math.inf)),

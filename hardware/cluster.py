@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from distplan.hardware.accelerator import Accelerator, accelerator_names, load_accelerator, read_accelerator
+from distplan.hardware.calibration import NOTHING, Calibration, read_calibration
 from distplan.hardware.documents import Document, load_mapping, no_other_keys, take
 from distplan.hardware.errors import UnknownNameError
 from distplan.hardware.facts import Fact, count, read_sources, take_fact
-from distplan.hardware.links import load_links
+from distplan.hardware.links import CURVES, load_links
 from distplan.hardware.reliability import read_reliability
 from distplan.hardware.units import parse_bytes, parse_bytes_per_second, parse_dollars_per_hour, parse_seconds
 
@@ -56,10 +58,12 @@ class Cluster:
     prices: tuple[Fact, ...]
     facts: Mapping[str, Fact]
     """scaleup.bandwidth, fabric.bandwidth, gpus_per_node, reliability.mtbf, … -> Fact"""
+    calibration: Calibration = NOTHING
+    """what was measured on this very cluster (distplan calibrate)"""
 
 
 _SYSTEM_KEYS: tuple[str, ...] = ("name", "accelerator", "aliases", "gpus_per_node", "scaleup", "node", "fabric", "nics")
-_SYSTEM_KEYS += ("nic_bandwidth", "host_memory", "prices", "reliability", "reference_for", "sources")
+_SYSTEM_KEYS += ("nic_bandwidth", "host_memory", "prices", "reliability", "reference_for", "sources", "calibration")
 
 
 def read_cluster(doc: Document, id: str, sources: Mapping[str, str]) -> Cluster:
@@ -76,6 +80,7 @@ def read_cluster(doc: Document, id: str, sources: Mapping[str, str]) -> Cluster:
     if reliability is not None:
         facts |= read_reliability(reliability, sources)
     prices = _read_prices(doc, sources)
+    measured = take(doc, "calibration", Document, default=None)
     return Cluster(
         id=id,
         name=take(doc, "name", str, default=id),
@@ -86,6 +91,7 @@ def read_cluster(doc: Document, id: str, sources: Mapping[str, str]) -> Cluster:
         price_per_gpu_hour=statistics.median([price.value for price in prices] or [0.0]),
         prices=prices,
         facts=facts,
+        calibration=NOTHING if measured is None else read_calibration(measured, CURVES),
     )
 
 
@@ -185,6 +191,11 @@ def cluster_names() -> Mapping[str, str]:
     return _catalogue()[2]
 
 
+def is_file_name(text: str) -> bool:
+    """Whether this names a hardware file, and not something shipped."""
+    return os.sep in text or text.lower().endswith((".yaml", ".yml", ".json"))
+
+
 def load_cluster(name_or_path: str | os.PathLike[str]) -> Cluster:
     """A shipped system, an accelerator's reference system, or a user's YAML file.
 
@@ -192,10 +203,29 @@ def load_cluster(name_or_path: str | os.PathLike[str]) -> Cluster:
     with near misses, or DocumentError.
     """
     text = os.fspath(name_or_path)
-    if os.sep in text or text.lower().endswith((".yaml", ".yml", ".json")):
+    if is_file_name(text):
         doc = load_mapping(text)
         return read_cluster(doc, Path(text).stem, read_sources(doc))
     return _shipped(text.strip().lower())
+
+
+def hardware_document(name_or_path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The content of a hardware file that describes the same system as `load_cluster`; citations are in the file."""
+    text = os.fspath(name_or_path)
+    if is_file_name(text):
+        return dict(load_mapping(text).value)
+    cluster = load_cluster(text)
+    entries, sources, _ = _catalogue()
+    content = {k: v for k, v in entries.value[cluster.id].items() if k not in ("aliases", "reference_for", "sources")}
+    cited = _cited(content)
+    return content | {"sources": {key: sources[key] for key in sources if key in cited}}
+
+
+def _cited(node: Any) -> set[str]:
+    if isinstance(node, dict):
+        own = node.get("source", [])
+        return set([own] if isinstance(own, str) else own).union(*(_cited(value) for value in node.values()))
+    return set().union(*(_cited(value) for value in node)) if isinstance(node, list) else set()
 
 
 @cache

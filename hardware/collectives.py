@@ -19,9 +19,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from distplan.hardware.calibrated import links_of
 from distplan.hardware.cluster import Cluster, Tier
 from distplan.hardware.groups import Group
-from distplan.hardware.links import Link, link_of
+from distplan.hardware.links import Link
 
 Floats = NDArray[np.float64]
 
@@ -52,7 +53,7 @@ def price(
     `leaving`: of an all_to_all, the part of what goes to other domains that really crosses their links, because
     what several ranks of a domain want is sent there once and passed on inside it.
     """
-    links = [link_of(tier.technology, tier.latency) for tier in cluster.tiers]
+    links = links_of(cluster)
     if kind == "all_to_all" and leaving is not None:
         cost = _all_to_all(np.asarray(payload_bytes, dtype=np.float64), group, cluster.tiers, links, leaving)
         return _issued(cost, payload_bytes)

@@ -46,7 +46,7 @@ class Setting:
 
 
 def setting(
-    model: Model | Named,
+    model: Model | ModelFile | Named,
     *,
     gpus: int,
     hardware: Cluster | Named | None = None,
@@ -59,7 +59,7 @@ def setting(
     attention, loss, …) over the model's file over defaults.yaml. gpus: the largest count of the job.
     Raises DistplanError.
     """
-    file = model if isinstance(model, Model) else load_model(model)
+    file = model if isinstance(model, Model | ModelFile) else load_model(model)
     architecture, stated = (file.model, file.workload) if isinstance(file, ModelFile) else (file, {})
     hardware = default("hardware") if hardware is None else hardware
     runtime = default("runtime") if runtime is None else runtime

@@ -14,6 +14,7 @@ from distplan.costmodel.model_file import ModelFile, load_model, shipped_models
 from distplan.costmodel.runtime import list_runtimes, load_runtime
 from distplan.costmodel.workload import workload
 from distplan.hardware.accelerator import Accelerator, list_accelerators, load_accelerator
+from distplan.hardware.calibration import content_of
 from distplan.hardware.cluster import Cluster, cluster_names, list_clusters, load_cluster
 from distplan.hardware.errors import UnknownNameError
 from distplan.hardware.facts import Fact
@@ -85,6 +86,8 @@ def hardware(name: str) -> Plain:
         "prices": [plain(price) for price in cluster.prices],
         "reliability": {key: [plain(fact) for fact in facts] for key, facts in reliability_of(cluster).facts.items()},
     }
+    measured = content_of(cluster.calibration)
+    system |= {"calibration": measured} if measured else {}
     return rounded({"system": system, "accelerator": _accelerator(cluster.accelerator)})
 
 

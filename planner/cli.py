@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from distplan.hardware.errors import DistplanError
-from distplan.planner import cli_report, cli_schedule
+from distplan.planner import cli_calibrate_options, cli_report, cli_schedule
 from distplan.planner.cli_commands import register
 from distplan.planner.cli_options import ESTIMATE, EXPORT, IMPORT, SEARCH, SHOW, canonical, takes
 from distplan.planner.cli_question_options import MEASURED, TRAINING
@@ -195,6 +195,7 @@ def models_show(model: ModelFile, graph: Graph = False, **options: Any) -> int:
 register(app, _EPILOG)
 cli_schedule.register(app, _EPILOG)
 cli_report.register(app, _EPILOG)
+cli_calibrate_options.register(app, _EPILOG)
 
 
 def say_data(text: str) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from distplan.costmodel.model_file import ModelFile
 from distplan.costmodel.strategy import Strategy
 from distplan.costmodel.workload import default
-from distplan.hardware.cluster import load_cluster
+from distplan.hardware.cluster import is_file_name, load_cluster
 from distplan.hardware.documents import load_mapping
 from distplan.hardware.units import parse_bytes, parse_dollars_per_hour
 from distplan.planner import api
@@ -152,7 +152,7 @@ def _within(bounds: Mapping[str, tuple[Any, ...]]) -> tuple[str, ...]:
     return (f"searched within {'; '.join(said)}",)
 
 
-def job_setting(model: str, options: Options, *, gpus: int) -> api.Setting:
+def job_setting(model: str | ModelFile, options: Options, *, gpus: int) -> api.Setting:
     """The job of the options, for questions about one count and one batch."""
     batches = _global_batches(options)
     if len(batches) > 1:
@@ -160,7 +160,7 @@ def job_setting(model: str, options: Options, *, gpus: int) -> api.Setting:
     return _setting(model, options, gpus=gpus, global_batch=batches[0] if batches else None)
 
 
-def _setting(model: str, options: Options, *, gpus: int, global_batch: int | None) -> api.Setting:
+def _setting(model: str | ModelFile, options: Options, *, gpus: int, global_batch: int | None) -> api.Setting:
     seq_len, images = options["seq_len"], options["images_per_sequence"]
     overrides = {
         "seq_len": None if seq_len is None else one_number("--seq-len", seq_len, most=MAX_TOKENS),
@@ -243,8 +243,7 @@ def _setting_of(file: PlanFile, options: Options) -> api.Setting:
 def _own_hardware(options: Options) -> Any:
     """Content of the user's hardware file, which travels in the strategy file; None for shipped hardware."""
     name = options["hardware"] or ""
-    is_file = os.sep in name or name.lower().endswith((".yaml", ".yml", ".json"))
-    return load_mapping(name).value if is_file else None
+    return load_mapping(name).value if is_file_name(name) else None
 
 
 def _show(plan: Plan, form: str, options: Options) -> None:

@@ -7,13 +7,14 @@ from typing import Any
 
 from distplan.costmodel import fitted
 from distplan.costmodel.casting import scaling_of
-from distplan.costmodel.runtime import Runtime
+from distplan.costmodel.runtime import Runtime, on_cluster
 from distplan.costmodel.workload import precision_names, precision_source
+from distplan.hardware.calibrated import links_of, rates_of
+from distplan.hardware.calibration import Entry
 from distplan.hardware.cluster import Cluster
 from distplan.hardware.documents import load_mapping
 from distplan.hardware.facts import Fact
-from distplan.hardware.links import link_of
-from distplan.hardware.rates import Rates, rates_for
+from distplan.hardware.rates import Rates
 from distplan.hardware.units import format_bytes_per_second, format_seconds, format_tflops_per_second
 from distplan.planner.api import Setting
 from distplan.planner.wording import gib
@@ -26,7 +27,7 @@ def constants(job: Setting) -> list[Plain]:
     scaled | assumed | unverified."""
     return [
         *_accelerator(job),
-        *_rates(rates_for(job.cluster.accelerator), job),
+        *_rates(rates_of(job.cluster), job),
         *_links(job.cluster),
         *_runtime(job.runtime),
         *_fitted(job),
@@ -91,8 +92,7 @@ def _origin(rates: Rates, key: str, value: str, name: str = "") -> Plain:
 
 
 def _links(cluster: Cluster) -> Iterator[Plain]:
-    for tier in cluster.tiers:
-        link = link_of(tier.technology, tier.latency)
+    for tier, link in zip(cluster.tiers, links_of(cluster), strict=True):
         curve = link.curves["all_gather"]
         rate = format_bytes_per_second(tier.bandwidth)
         value = f"{curve.efficiency:.3g} of {rate}, {format_seconds(tier.latency)} a hop"
@@ -114,16 +114,24 @@ def _runtime(runtime: Runtime) -> Iterator[Plain]:
 
 def _fitted(job: Setting) -> Iterator[Plain]:
     """What is fitted to end-to-end runs, with the runs behind it; a runtime file of one's own may say otherwise."""
-    runtime, generation = job.runtime, job.cluster.accelerator.generation
+    runtime, generation = on_cluster(job.runtime, job.cluster), job.cluster.accelerator.generation
+    measured = job.cluster.calibration.scalars
     raw = load_mapping(fitted.FILE).value
     factors, other = raw["software_factor"], fitted.DEFAULT
     ladder = ((runtime.name, generation), (other, generation), (runtime.name, other), (other, other))
     entry = next(factors[name][of] for name, of in ladder if of in factors.get(name, {}))
-    yield _of_runs("runtime.software_factor", f"{runtime.factor(generation):.4g}", entry, runtime, "software_factor")
+    yield _of_runs(
+        "runtime.software_factor", f"{job.runtime.factor(generation):.4g}", entry, runtime, "software_factor"
+    )
+    if "software_factor" in measured:
+        yield _measured("cluster.software_factor", f"{runtime.cluster_factor:.4g}", measured["software_factor"])
     for name, value in (
         ("fragmentation", f"{runtime.fragmentation:.4g}"),
         ("context_bytes", gib(runtime.context_bytes)),
     ):
+        if name in measured:
+            yield _measured(f"runtime.{name}", value, measured[name])
+            continue
         entry = raw[name].get(runtime.name, raw[name][other])
         yield _of_runs(f"runtime.{name}", value, entry, runtime, name)
     for kind in runtime.overlap_efficiency:
@@ -132,6 +140,10 @@ def _fitted(job: Setting) -> Iterator[Plain]:
             yield _of_runs(
                 f"overlap.{kind}", f"{runtime.overlap_efficiency[kind]:.3g} hidden", entry, runtime, "overlap"
             )
+
+
+def _measured(name: str, value: str, entry: Entry) -> Plain:
+    return _row(name, value, "measured", entry.source, entry.points)
 
 
 def _of_runs(name: str, value: str, entry: Mapping[str, Any], runtime: Runtime, field: str) -> Plain:

@@ -59,6 +59,20 @@ def _system(system: Plain | None) -> Iterator[RenderableType]:
     for key, known in system["reliability"].items():
         for fact in known:
             yield from _facts({f"reliability.{key}": fact})
+    if "calibration" in system:
+        yield heading("Measured on this cluster, in place of the shipped constants")
+        yield from _measured(system["calibration"], "")
+
+
+def _measured(section: Plain, path: str) -> Iterator[RenderableType]:
+    """An entry per block: its name with the measurements behind it, then its constants."""
+    for name, entry in section.items():
+        if "points" not in entry:
+            yield from _measured(entry, f"{path}{name}.")
+            continue
+        values = ", ".join(f"{key} {value}" for key, value in entry.items() if key not in ("points", "source"))
+        yield line(f"{path}{name:<26} {entry['points']} measured: {entry['source']}")
+        yield line(values, style="dim", indent=6)
 
 
 def _accelerator(accelerator: Plain) -> Iterator[RenderableType]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from distplan.hardware.accelerator import DTYPES
+from distplan.hardware.calibration import ATTENTION, CURVE, DIRECTIONS, GEMM, SCALARS, TIERS, Key
+from distplan.hardware.calibration import DTYPES as DTYPES_MEASURED
 from distplan.hardware.cluster import TOPOLOGIES
 from distplan.hardware.facts import STATUSES
-from distplan.hardware.links import load_links
+from distplan.hardware.links import CURVES, load_links
 from distplan.hardware.units import (
     BYTES,
     BYTES_PER_SECOND,
@@ -81,8 +83,35 @@ def _system(about: Mapping[str, Mapping[str, str]]) -> Schema:
             "type": "object", "properties": _noted(reliability, about["reliability"]), "additionalProperties": False,
         },
         "reference_for": _TEXT,
+        "calibration": _calibration(),
         "sources": {"type": "object", "additionalProperties": _TEXT},
     }  # fmt: skip
+
+
+def _calibration() -> Schema:
+    """What `distplan calibrate` writes; hardware/calibration.py has the keys."""
+    links = {tier: _group(CURVES, CURVE) for tier in TIERS}
+    properties: Schema = {
+        "gemm": _group(DTYPES_MEASURED, GEMM),
+        "attention": _group(DIRECTIONS, ATTENTION),
+        "links": {"type": "object", "properties": links, "additionalProperties": False},
+        **{name: _entry(keys) for name, keys in SCALARS.items()},
+    }
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _group(names: Iterable[str], keys: Mapping[str, Key]) -> Schema:
+    return {"type": "object", "properties": {name: _entry(keys) for name in names}, "additionalProperties": False}
+
+
+def _entry(keys: Mapping[str, Key]) -> Schema:
+    properties: Schema = {
+        name: {"type": "number", "minimum": key.low, "maximum": key.high}
+        if key.dimension is None
+        else {"type": "string", "pattern": _pattern(key.dimension)}
+        for name, key in keys.items()
+    } | {"points": {"type": "integer", "minimum": 0}, "source": _TEXT}
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 def _tier(name: str, about: Mapping[str, str]) -> Schema:

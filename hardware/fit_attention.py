@@ -2,14 +2,22 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from benchmarks.attention_rows import AttentionRow
-from benchmarks.fit_gemm import OUTLIER_SCALE, PRIOR_WEIGHT, gemm_rates, only_gemm
 from distplan.hardware.accelerator import Accelerator
+from distplan.hardware.fit_gemm import (
+    FEWEST_FOR_SHAPE,
+    OUTLIER_SCALE,
+    PRIOR_WEIGHT,
+    ROW_SPREAD,
+    SHAPE_SPREAD,
+    gemm_rates,
+    only_gemm,
+)
 from distplan.hardware.rate_types import AttentionRates, Rates
 from distplan.hardware.rates import attention_seconds
 
@@ -30,6 +38,23 @@ _ANY_GEMM = {
     "bandwidth": 1.0, "tile128": 1.0, "tile64": 1.0, "wave": 0.0, "ramp": 0.0, "overlap": 0.0, "latency": 0.0,
     "cast": 0.0, "cast_latency": 0.0,
 }  # fmt: skip
+
+
+class AttentionRow(Protocol):
+    """One measured kernel over whole sequences (queries = keys = length); `work` is forward | backward | both."""
+
+    @property
+    def work(self) -> str: ...
+    @property
+    def causal(self) -> bool: ...
+    @property
+    def head_dim(self) -> float: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def flops_full(self) -> float: ...
 
 
 def attention_rates(fraction: float, shape: Mapping[str, float]) -> AttentionRates:
@@ -134,3 +159,39 @@ def fit(
         [float(value) for value in back],
         {name: float(value) for name, value in backward.items()},
     )
+
+
+def fit_direction(
+    accelerator: Accelerator, rows: Sequence[AttentionRow], known: AttentionRates, slower: Array
+) -> AttentionRates:
+    """Constants of one direction from a device's own rows, all of that direction, drawn to those it is `known` by.
+
+    `slower`: of every row, the time of the kernel that was measured over the best one's. As `fit_gemm.fit_device`.
+    """
+    start = np.array([known.peak_fraction, *(getattr(known, name) for name in SHAPE)])
+    usual = np.array([0.6, *START.values()])
+    scale = np.where(start > 0.1 * usual, start, usual)
+    truth = measured(rows) / slower
+
+    def made(values: Array) -> AttentionRates:
+        return attention_rates(float(values[0]), dict(zip(SHAPE, (float(value) for value in values[1:]), strict=True)))
+
+    def errors(of: AttentionRates) -> Array:
+        return np.asarray(np.log(predicted(bench_rates(accelerator, of, of), rows) / truth))
+
+    if len(rows) < FEWEST_FOR_SHAPE:
+        return replace(known, peak_fraction=min(1.0, known.peak_fraction * float(np.exp(np.median(errors(known))))))
+
+    def residuals(values: Array) -> Array:
+        pull = ROW_SPREAD / SHAPE_SPREAD * (values[1:] - start[1:]) / scale[1:]
+        return np.concatenate([errors(made(values)), pull])
+
+    fitted = least_squares(
+        residuals,
+        start,
+        bounds=(np.minimum([0.05, *_LOW], start), np.maximum([1.0, *_HIGH], start)),
+        x_scale=scale,
+        loss="soft_l1",
+        f_scale=OUTLIER_SCALE,
+    )
+    return made(np.asarray(fitted.x))

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from benchmarks.measurements import Gemm
 from distplan.hardware.accelerator import Accelerator
 from distplan.hardware.rate_types import AttentionRates, GemmRates, Rates
 from distplan.hardware.rates import gemm_seconds
@@ -25,6 +25,23 @@ _HIGH = (1.0, 600.0, 1.0, 0.95, 10e-6, 3.0, 3.0, 20.0, 30e-6)
 _UNUSED_ATTENTION = AttentionRates(
     peak_fraction=1.0, head_dim_64=1.0, head_dim_256=1.0, ramp=0.0, causal_ramp=0.0, tail_rows=0.0, latency=0.0
 )
+
+
+class Gemm(Protocol):
+    """One measured product [m, k] x [k, n], `groups` times; seconds for all groups together."""
+
+    @property
+    def m(self) -> int: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+    @property
+    def groups(self) -> int: ...
+    @property
+    def accumulate_fp32(self) -> bool: ...
+    @property
+    def seconds(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,3 +191,64 @@ def fit_weight_gradient(accelerator: Accelerator, shape: Mapping[str, float], ro
         f_scale=OUTLIER_SCALE,
     )
     return float(fit.x[0]), float(fit.x[1]), float(fit.x[2]) * 1e-6
+
+
+ROW_SPREAD = 0.05
+"""log error of one row of a good table: the medians that `benchmarks.calibrate` prints are 3 to 6 %"""
+SHAPE_SPREAD = 0.5
+"""by how much shape constants differ between the fitted families, relative (data/rates/fitted.yaml)"""
+FEWEST_FOR_SHAPE = 12
+"""rows from which the shape constants move too; fewer give the fraction of peak alone"""
+_DEVICE_SHAPE = _SHAPE[:7]
+"""the cast to fp8 is no part of what a device's own table measures"""
+
+
+def shape_of(accelerator: Accelerator, rates: GemmRates) -> dict[str, float]:
+    """The shape constants that `gemm_rates` takes, of rates as they are."""
+    costs = {rows: cost for rows, _, cost in rates.tile_costs}
+    return {
+        "wave": rates.wave,
+        "ramp": rates.ramp,
+        "overlap": rates.overlap,
+        "bandwidth": rates.bytes_per_second / accelerator.memory_bandwidth,
+        "latency": rates.latency,
+        "tile128": costs[128.0],
+        "tile64": costs[64.0],
+        "cast": rates.cast_bytes,
+        "cast_latency": rates.cast_latency,
+        "group_latency": rates.group_latency,
+        "accumulate_bytes": rates.accumulate_bytes,
+    }
+
+
+def fit_device(accelerator: Accelerator, dtype: str, rows: Rows, known: GemmRates) -> tuple[float, dict[str, float]]:
+    """(fraction of peak, shape constants) of one device from its own rows, drawn to those it is `known` by.
+
+    Least squares of the log ratio with a linear tail; a shape constant pulls towards what is known with the weight
+    of one row that is off by as many ROW_SPREADs as the constant is by SHAPE_SPREADs. Rows without a cast.
+    """
+    shape = shape_of(accelerator, known)
+    fraction = known.flops_per_second / accelerator.peak_flops[dtype]
+    if len(rows.m) < FEWEST_FOR_SHAPE:
+        return fraction_of(accelerator, dtype, shape, rows), shape
+    start = np.array([fraction, *(shape[name] for name in _DEVICE_SHAPE)])
+    usual = np.array([0.75, *_START[:7]])
+    scale = np.where(start > 0.1 * usual, start, usual)
+    weight = np.where(rows.large, 1.0, 0.5)
+
+    def residuals(values: Array) -> Array:
+        tried = shape | dict(zip(_DEVICE_SHAPE, values[1:], strict=True))
+        times = predicted(dtype, gemm_rates(accelerator, dtype, values[0], tried), rows, cast_input=False)
+        pull = ROW_SPREAD / SHAPE_SPREAD * (values[1:] - start[1:]) / scale[1:]
+        return np.concatenate([weight * np.log(times / rows.seconds), pull])
+
+    fit = least_squares(
+        residuals,
+        start,
+        bounds=(np.minimum([0.02, *_LOW[:7]], start), np.maximum([1.25, *_HIGH[:7]], start)),
+        x_scale=scale,
+        loss="soft_l1",
+        f_scale=OUTLIER_SCALE,
+    )
+    found = dict(zip(_DEVICE_SHAPE, (float(value) for value in fit.x[1:]), strict=True))
+    return float(fit.x[0]), shape | found
