@@ -33,10 +33,10 @@ def goodput_report(rows: Sequence[Plain]) -> Iterator[RenderableType]:
     size, steps = format_traffic(first["checkpoint_bytes"]), round(first["checkpoint_interval_steps"])
     every = "step" if steps == 1 else count(steps, "step")
     lost, restart = span(first["lost_seconds_per_failure"]), span(first["restart_seconds"])
-    alone = f"{first['mtbf_gpu_seconds'] / 3600.0:,.0f} h"
+    alone, daily = f"{first['mtbf_gpu_seconds'] / 3600.0:,.0f} GPU-hours", f"{first['failures_per_day']:,.3g}"
     yield line(f"on {first['gpus']:,} GPUs: a checkpoint of {size} every {every}, written in {span(write)}{waits};")
-    yield line(f"a failure costs {lost} of work and a restart of {restart}")
-    rests = f"one GPU fails once in {alone}; medians of published figures unless yours are given (docs/goodput.md)"
+    yield line(f"{daily} failures a day, each costs {lost} of work and a restart of {restart}")
+    rests = f"a failure in {alone}; medians of published figures unless yours are given (docs/goodput.md)"
     yield line(rests, style="dim")
 
 
