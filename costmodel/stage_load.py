@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from distplan.costmodel.combine import LocalTables, StateTables
 from distplan.costmodel.pipeline import PipelineTime, pipeline_time
 from distplan.costmodel.stage_costs import layers_only, run_sum
-from distplan.costmodel.stages import Run, Split
+from distplan.costmodel.stages import Run, Split, stage_of
 from distplan.costmodel.state import gathers
 from distplan.costmodel.strategy import Floats
 from distplan.costmodel.tables import Engine, distinct
@@ -75,8 +75,7 @@ def stage_load(
         chunk_f, chunk_b, chunks = stage_f, stage_b, cut.stages
     else:
         chunks = cut.chunks
-        turned = schedule == "zb_v"
-        holders = [2 * pp - 1 - run.first if turned and run.first >= pp else run.first % pp for run in chunks]
+        holders = [stage_of(run.first, pp, schedule) for run in chunks]
         chunk_f, chunk_b = _both_ways(chunks, [shares[_stage_run(cut, stage)] for stage in holders], passes)
     chunk_i = chunk_b
     if schedule in ZERO_BUBBLE:
