@@ -14,7 +14,7 @@ from distplan.costmodel.case import Case
 from distplan.costmodel.lower import PHASES as JOB_PHASES
 from distplan.costmodel.lower import axis_class
 from distplan.costmodel.stage_costs import MEMORY_PARTS, PHASES, WorstMemory, chunks_in_flight, run_sum, stage_memory
-from distplan.costmodel.stage_load import StageLoad
+from distplan.costmodel.stage_load import StageLoad, by_segment
 from distplan.costmodel.stages import Content
 from distplan.costmodel.state import gathers
 from distplan.costmodel.step_end import last_round, once_a_step, optimizer_seconds
@@ -97,15 +97,17 @@ def traffic_by_chunk(case: Case) -> list[tuple[Traffic, ...]]:
 def _of_state(case: Case, content: Content) -> tuple[Traffic, ...]:
     """What ZeRO moves every micro-batch; its exposed time is not told apart."""
     runtime, zero = case.eng.runtime, case.state.zero
-    gather = case.state.tables["gather"][:-1]
+    gather, reduction, replication = (
+        by_segment(case.state, name, case.strategy.pp) for name in ("gather", "reduce", "replicate")
+    )
     in_forward, in_backward = gathers(zero, runtime.state, len(gather))
     within, across = runtime.reduces_each(zero, case.strategy.pp)
-    reduction = "reduce_scatter" if zero[0] >= 1.0 else "all_reduce"
+    kind = "reduce_scatter" if zero[0] >= 1.0 else "all_reduce"
     tables = (
         ("F", "all_gather", gather * in_forward),
         ("B", "all_gather", gather * in_backward),
-        ("B", reduction, case.state.tables["reduce"][:-1] * within),
-        ("B", "all_reduce", case.state.tables["replicate"][:-1] * across),
+        ("B", kind, reduction * within),
+        ("B", "all_reduce", replication * across),
     )
     sums = [(job, kind, float(run_sum(content, table)[0])) for job, kind, table in tables]
     return tuple(Traffic(job=job, axis="dp", kind=kind, seconds=t, exposed_seconds=0.0) for job, kind, t in sums if t)
