@@ -54,19 +54,28 @@ _EXPERTS, _LAYERS, _HEADS = 64, 48, 64
 
 def rule(row: Row) -> Answer:
     """Accepted, or refused; `suggest_*`, `valid_*`, `padded_vocab` and `warn` are held to as well."""
-    when = dict(row["when"])
-    unknown = sorted(set(when) - _WHEN)
-    if unknown:
-        raise CannotAnswer(f"'{unknown[0]}' is not a fact that the rules know")
-    model = _model(when)
-    strategy = _strategy(when, model)
-    found = explain_row(strategy, _context(row, when, model, strategy))
+    when, model, strategy, found = _asked(row)
     refused = [broken for broken in found if not broken.warning]
     wrong = list(_wrong(row, when, model, strategy, found))
     if row["accept"] == bool(refused):
         wrong.insert(0, "is refused" if refused else "is accepted")
     said = "; ".join(f"{v.code} {v.sentence}" for v in found) or "accepted"
     return Answer(id=row["id"], kind="rules", verdict="fails" if wrong else "holds", said="; ".join([*wrong, said]))
+
+
+def violations(row: Row) -> list[Violation]:
+    """What the rules say of a row; CannotAnswer where it has a fact that they do not know."""
+    return _asked(row)[3]
+
+
+def _asked(row: Row) -> tuple[dict[str, Any], Model, Strategy, list[Violation]]:
+    when = dict(row["when"])
+    unknown = sorted(set(when) - _WHEN)
+    if unknown:
+        raise CannotAnswer(f"'{unknown[0]}' is not a fact that the rules know")
+    model = _model(when)
+    strategy = _strategy(when, model)
+    return when, model, strategy, explain_row(strategy, _context(row, when, model, strategy))
 
 
 def _wrong(row: Row, when: dict[str, Any], model: Model, s: Strategy, found: list[Violation]) -> Iterator[str]:

@@ -58,7 +58,7 @@ def dynamic(problem: Problem) -> bool:
 
 def _least(problem: Problem, stage: int) -> int:
     """Layers that a stage has at least: one a chunk, but for those with embedding or head."""
-    chunks = chunks_of(stage, problem.strategy.pp, problem.strategy.vpp, problem.v_shaped)
+    chunks = chunks_of(stage, problem.strategy.pp, problem.strategy.vpp, problem.strategy.schedule)
     return sum(chunk not in (0, problem.chunks - 1) for chunk in chunks)
 
 
@@ -69,7 +69,7 @@ def _chunks(problem: Problem, sizes: Sizes) -> Sizes:
     layers = [0] * problem.chunks
     for stage, number in enumerate(sizes):
         each, rest = divmod(number, s.vpp)
-        for at, chunk in enumerate(chunks_of(stage, s.pp, s.vpp, problem.v_shaped)):
+        for at, chunk in enumerate(chunks_of(stage, s.pp, s.vpp, s.schedule)):
             layers[chunk] = each + (at < rest)
     return tuple(layers)
 

@@ -169,7 +169,7 @@ def _prefix(problem: Problem, per_segment: Sequence[float]) -> Floats:
 def _stage(program: _Program, stage: int, again: int) -> None:
     """Load and bytes of one stage; `again` of its layers recomputed where the program does not choose."""
     problem, s = program.problem, program.problem.strategy
-    chunks = chunks_of(stage, s.pp, s.vpp, problem.v_shaped)
+    chunks = chunks_of(stage, s.pp, s.vpp, s.schedule)
     edges = [problem.content(0, 0, chunk) for chunk in chunks]
     # where the program does not choose, the share that the default split repeats stays
     held = max(1, problem.stage_layers(problem.default)[stage])

@@ -79,10 +79,6 @@ class Problem:
         return self.strategy.pp * self.strategy.vpp
 
     @property
-    def v_shaped(self) -> bool:
-        return self.strategy.schedule == "zb_v"
-
-    @property
     def micro_batches(self) -> float:
         return self.global_batch / (self.strategy.dp * self.strategy.micro_batch)
 
@@ -101,17 +97,17 @@ class Problem:
     def cut(self, sizes: Sequence[int], again: Sequence[int]) -> Split:
         s = self.strategy
         mtp = self.eng.model.mtp_layers
-        return split_of(self.pattern, len(self.eng.segments), sizes, s.pp, s.vpp, mtp, self.v_shaped, again)
+        return split_of(self.pattern, len(self.eng.segments), sizes, s.pp, s.vpp, s.schedule, mtp, again)
 
     def stage_chunks(self, stage: int) -> tuple[int, ...]:
-        return chunks_of(stage, self.strategy.pp, self.strategy.vpp, self.v_shaped)
+        return chunks_of(stage, self.strategy.pp, self.strategy.vpp, self.strategy.schedule)
 
     def stage_layers(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """Layers of every stage, multi-token-prediction modules among them, as recomputation counts them."""
         s = self.strategy
         last = self.eng.model.mtp_layers
         return tuple(
-            sum(sizes[c] + (last if c == self.chunks - 1 else 0) for c in chunks_of(stage, s.pp, s.vpp, self.v_shaped))
+            sum(sizes[c] + (last if c == self.chunks - 1 else 0) for c in chunks_of(stage, s.pp, s.vpp, s.schedule))
             for stage in range(s.pp)
         )
 
@@ -119,7 +115,7 @@ class Problem:
         """What all chunks of a stage hold."""
         s = self.strategy
         starts = [sum(sizes[:chunk]) for chunk in range(len(sizes) + 1)]
-        parts = [self.content(starts[c], starts[c + 1], c) for c in chunks_of(stage, s.pp, s.vpp, self.v_shaped)]
+        parts = [self.content(starts[c], starts[c + 1], c) for c in chunks_of(stage, s.pp, s.vpp, s.schedule)]
         return tuple(sum(column) for column in zip(*parts, strict=True))
 
     @property
@@ -143,7 +139,7 @@ class Problem:
         repeats = s.recompute != "none"
         one = self.busy[1] + (self.repeat[1] if repeats else 0.0)
         ends = [self.content(0, 0, chunk) for chunk in range(self.chunks)]
-        stages = [chunks_of(stage, s.pp, s.vpp, self.v_shaped) for stage in range(s.pp)]
+        stages = [chunks_of(stage, s.pp, s.vpp, s.schedule) for stage in range(s.pp)]
         again = len(self.pattern) if repeats else 0
         filled = [sum(self.load(ends[chunk], again) for chunk in chunks) for chunks in stages]
         for _ in self.pattern:

@@ -10,82 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distplan.costmodel.combine import LocalTables, StateTables, local_tables, state_tables
-from distplan.costmodel.estimate import Estimate
+from distplan.costmodel.case import Case
 from distplan.costmodel.lower import PHASES as JOB_PHASES
-from distplan.costmodel.lower import axis_class, lower
-from distplan.costmodel.model import Model, Workload
-from distplan.costmodel.runtime import Runtime
-from distplan.costmodel.stage_costs import (
-    MEMORY_PARTS,
-    PHASES,
-    Activations,
-    StateBytes,
-    WorstMemory,
-    activations,
-    chunks_in_flight,
-    layers_only,
-    run_sum,
-    stage_memory,
-    state_bytes,
-)
-from distplan.costmodel.stage_load import StageLoad
-from distplan.costmodel.stages import Content, Run, Split, split
+from distplan.costmodel.lower import axis_class
+from distplan.costmodel.stage_costs import MEMORY_PARTS, PHASES, WorstMemory, chunks_in_flight, run_sum, stage_memory
+from distplan.costmodel.stage_load import StageLoad, by_segment
+from distplan.costmodel.stages import Content
 from distplan.costmodel.state import gathers
-from distplan.costmodel.step_end import last_round, once_a_step, optimizer_seconds, weight_content
-from distplan.costmodel.strategy import Strategies, Strategy
-from distplan.costmodel.tables import LOCAL_KEY, Engine, engine
-from distplan.hardware.cluster import Cluster
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Staged:
-    """One strategy with the tables that price it (columns of length 1)."""
-
-    eng: Engine
-    strategy: Strategy
-    estimate: Estimate
-    cut: Split
-    local: LocalTables
-    state: StateTables
-
-    def contents(self) -> list[Content]:
-        """What each virtual stage holds, in the order of the model."""
-        runs = self.cut.chunks if self.strategy.vpp > 1 else self.cut.stages
-        return [run.content for run in runs for _ in range(run.count)]
-
-    def stages(self) -> list[Run]:
-        """Every stage as a run of its own."""
-        return [
-            Run(content=run.content, first=run.first + at, count=1)
-            for run in self.cut.stages
-            for at in range(run.count)
-        ]
-
-    def share(self, content: Content) -> float:
-        """Part of a stage's layers that is recomputed."""
-        held = sum(layers_only(content))
-        return min(float(self.estimate.recompute_layers[0]), float(held)) / max(held, 1)
-
-    def acts(self, content: Content) -> Activations:
-        return activations(content, self.local.plain, self.local.chosen)
-
-    def states(self, content: Content) -> StateBytes:
-        weights = weight_content(content, self.strategy.pp)
-        return state_bytes(weights, self.state.tables, self.state.zero, self.eng.workload, self.eng.runtime)
-
-
-def staged(
-    model: Model, workload: Workload, cluster: Cluster, runtime: Runtime, strategy: Strategy, estimate: Estimate
-) -> Staged:
-    """`estimate` is that of the strategy, whose micro-batches and recomputed layers are used."""
-    rows = Strategies.of([strategy])
-    eng = engine(model, workload, cluster, runtime)
-    gpus = np.array([float(strategy.gpus)])
-    v_shaped = strategy.schedule == "zb_v"
-    cut = split(eng.pattern, len(eng.segments), strategy.pp, strategy.vpp, model.mtp_layers, v_shaped)
-    local, state = local_tables(eng, rows, gpus), state_tables(eng, rows, gpus)
-    return Staged(eng=eng, strategy=strategy, estimate=estimate, cut=cut, local=local, state=state)
+from distplan.costmodel.step_end import last_round, once_a_step, optimizer_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +30,13 @@ class MemoryOfStage:
     device_bytes: float
 
 
-def memory_by_stage(case: Staged) -> tuple[MemoryOfStage, ...]:
+def memory_by_stage(case: Case) -> tuple[MemoryOfStage, ...]:
     """One entry per stage; the largest is the estimate's device_bytes."""
     s, runtime = case.strategy, case.eng.runtime
     found = []
     for run in case.stages():
         flight = chunks_in_flight(s.schedule, run, s.pp, s.vpp, case.estimate.num_micro_batches)
-        share = np.array([case.share(run.content)])
+        share = np.array([case.share(run)])
         is_last = run.first == s.pp - 1
         phases = stage_memory(run, case.states(run.content), case.acts(run.content), flight, share, runtime, is_last)
         worst = WorstMemory.of(phases, runtime)
@@ -115,16 +47,16 @@ def memory_by_stage(case: Staged) -> tuple[MemoryOfStage, ...]:
     return tuple(found)
 
 
-def kept_by_chunk(case: Staged) -> list[float]:
+def kept_by_chunk(case: Case) -> list[float]:
     """Bytes that each virtual stage keeps of one micro-batch from its forward to its backward."""
     kept = []
-    for content in case.contents():
-        acts, share = case.acts(content), case.share(content)
+    for chunk in case.chunks():
+        acts, share = case.acts(chunk.content), case.share(case.holder_of(chunk))
         kept.append(float(acts.kept[0] - share * (acts.kept[0] - acts.least[0])))
     return kept
 
 
-def always_held(case: Staged) -> list[float]:
+def always_held(case: Case) -> list[float]:
     """Bytes of parameters, gradients, optimizer states and context of each stage."""
     held = [case.states(run.content) for run in case.stages()]
     return [float((x.parameters + x.gradients + x.optimizer)[0]) + case.eng.runtime.context_bytes for x in held]
@@ -143,18 +75,16 @@ class Traffic:
     exposed_seconds: float
 
 
-def traffic_by_chunk(case: Staged) -> list[tuple[Traffic, ...]]:
+def traffic_by_chunk(case: Case) -> list[tuple[Traffic, ...]]:
     """Per virtual stage, in the order of the Program; before the software factor."""
-    s, eng = case.strategy, case.eng
-    columns = {name: np.array([float(getattr(s, name))]) for name in LOCAL_KEY} | {"gpus": np.array([float(s.gpus)])}
-    structure = eng.structure(str(s.sp).lower(), s.cp_kind, s.recompute)
-    local = eng.local_costs(lower(eng.program(structure), eng.workload), columns, s.cp_kind)
+    local = case.eng.local_costs(case.lowered(), case.columns, case.strategy.cp_kind)
     found = []
-    for content in case.contents():
+    for chunk in case.chunks():
+        content, share = chunk.content, case.share(case.holder_of(chunk))
         sums: dict[tuple[str, str, str], list[float]] = {}
         for exchange in local.exchanges:
             work, phase = exchange.work, JOB_PHASES[exchange.work.phase]
-            times = content[work.segment] * work.times * (case.share(content) if phase == "recompute" else 1.0)
+            times = content[work.segment] * work.times * (share if phase == "recompute" else 1.0)
             key = ("F" if phase == "forward" else "B", axis_class(work.axes), work.kind)
             both = sums.setdefault(key, [0.0, 0.0])
             both[0] += times * float(exchange.seconds[0])
@@ -164,18 +94,20 @@ def traffic_by_chunk(case: Staged) -> list[tuple[Traffic, ...]]:
     return found
 
 
-def _of_state(case: Staged, content: Content) -> tuple[Traffic, ...]:
+def _of_state(case: Case, content: Content) -> tuple[Traffic, ...]:
     """What ZeRO moves every micro-batch; its exposed time is not told apart."""
     runtime, zero = case.eng.runtime, case.state.zero
-    gather = case.state.tables["gather"][:-1]
+    gather, reduction, replication = (
+        by_segment(case.state, name, case.strategy.pp) for name in ("gather", "reduce", "replicate")
+    )
     in_forward, in_backward = gathers(zero, runtime.state, len(gather))
     within, across = runtime.reduces_each(zero, case.strategy.pp)
-    reduction = "reduce_scatter" if zero[0] >= 1.0 else "all_reduce"
+    kind = "reduce_scatter" if zero[0] >= 1.0 else "all_reduce"
     tables = (
         ("F", "all_gather", gather * in_forward),
         ("B", "all_gather", gather * in_backward),
-        ("B", reduction, case.state.tables["reduce"][:-1] * within),
-        ("B", "all_reduce", case.state.tables["replicate"][:-1] * across),
+        ("B", kind, reduction * within),
+        ("B", "all_reduce", replication * across),
     )
     sums = [(job, kind, float(run_sum(content, table)[0])) for job, kind, table in tables]
     return tuple(Traffic(job=job, axis="dp", kind=kind, seconds=t, exposed_seconds=0.0) for job, kind, t in sums if t)
@@ -203,7 +135,7 @@ class StepEnd:
         return self.exposed_gather + self.exposed_reduce + self.tied + self.clip + max(self.optimizer)
 
 
-def step_end(case: Staged, load: StageLoad) -> StepEnd:
+def step_end(case: Case, load: StageLoad) -> StepEnd:
     """`load` of the same strategy (replay.load_of). How much hides where is said at step_end.py."""
     eng, pp = case.eng, case.strategy.pp
     forward = [

@@ -9,23 +9,14 @@ import numpy as np
 
 from distplan.costmodel.layout import join_axes
 from distplan.costmodel.local_costs import LocalCosts
-from distplan.costmodel.lower import PHASES, lower
-from distplan.costmodel.stage_costs import layers_only
-from distplan.costmodel.stages import Run, split
-from distplan.costmodel.state import (
-    Movement,
-    StateCosts,
-    gathers,
-    in_root_unit,
-    lower_state,
-    on_tp,
-    state_costs,
-    tied_gradients,
-)
+from distplan.costmodel.lower import PHASES
+from distplan.costmodel.stage_load import recomputed_share
+from distplan.costmodel.stages import Run
+from distplan.costmodel.state import Movement, StateCosts, gathers, in_root_unit, on_tp, state_costs, tied_gradients
 from distplan.costmodel.step_end import weight_content
 from distplan.costmodel.step_time import TIME_PARTS, GroupCosts
 from distplan.costmodel.strategy import Floats, Strategies, Strategy
-from distplan.costmodel.tables import LOCAL_KEY, Engine
+from distplan.costmodel.tables import Engine, columns_of
 from distplan.hardware.collectives import price
 from distplan.hardware.groups import group_span
 
@@ -83,17 +74,14 @@ def communication(eng: Engine, rows: Strategies, gpus: Floats, costs: GroupCosts
 
 
 def _of_row(eng: Engine, ledger: _Ledger, row: int, strategy: Strategy, gpus: float, costs: GroupCosts) -> None:
-    v_shaped = strategy.schedule == "zb_v"
-    cut = split(eng.pattern, len(eng.segments), strategy.pp, strategy.vpp, eng.model.mtp_layers, v_shaped)
+    cut = eng.split(strategy.pp, strategy.vpp, strategy.schedule)
     critical = int(costs.critical[row])
     run = next(r for r in cut.stages if r.first <= critical < r.first + r.count)
-    held = sum(layers_only(run.content))
-    share = min(float(costs.recompute_layers[row]), float(held)) / max(held, 1)
+    share = float(recomputed_share(costs.recompute_layers[row : row + 1], run)[0])
     m = float(costs.micro_batches[row])
-    columns = {name: np.array([float(getattr(strategy, name))]) for name in LOCAL_KEY} | {"gpus": np.array([gpus])}
-    sp = str(strategy.sp).lower()
-    structure = eng.structure(sp, strategy.cp_kind, strategy.recompute)
-    local = eng.local_costs(lower(eng.program(structure), eng.workload), columns, strategy.cp_kind)
+    columns = columns_of(strategy, gpus)
+    lowered = eng.lower(str(strategy.sp).lower(), strategy.cp_kind, strategy.recompute)
+    local = eng.local_costs(lowered, columns, strategy.cp_kind)
     _local(ledger, row, local, run, m, share, eng.runtime.factor(eng.cluster.accelerator.generation))
     _state(eng, ledger, row, strategy, columns, run, m, float(costs.time[TIME_PARTS.index("exposed dp"), row]))
     _boundary(eng, ledger, row, strategy, local, critical, m, gpus)
@@ -122,8 +110,7 @@ def _state(
     m: float,
     exposed: float,
 ) -> None:
-    programs = eng.program(eng.structure(str(strategy.sp).lower(), "all_gather", "none"))
-    lowered = lower_state(programs, strategy.zero, eng.workload, eng.runtime.state)
+    lowered = eng.lower_state(str(strategy.sp).lower(), str(strategy.zero))
     symbols, strides = eng.symbols(columns, "none")
     costs = state_costs(lowered, symbols, strides, eng.cluster)
     exposed = max(0.0, exposed - _tied(eng, ledger, row, symbols, costs))

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from distplan.costmodel.casting import NARROW
+from distplan.costmodel.casting import stored_dtype
 from distplan.costmodel.combine import state_tables
 from distplan.costmodel.model import Model, Workload
 from distplan.costmodel.runtime import Runtime
 from distplan.costmodel.stage_costs import state_bytes
-from distplan.costmodel.stages import split
 from distplan.costmodel.step_end import weight_content
 from distplan.costmodel.strategy import Floats, Strategies, Strategy
 from distplan.costmodel.tables import engine
@@ -129,10 +128,10 @@ def checkpoint_bytes(model: Model, workload: Workload, cluster: Cluster, runtime
     """Parameters, master weights and optimizer states of the whole job: what the state's own prices are on a mesh of
     one device, where nothing has a replica. Gradients and the cast copies of narrow products are made anew."""
     recipe = workload.precision
-    kept = recipe.compute if recipe.parameters in NARROW else recipe.parameters
+    kept = stored_dtype(recipe)
     plain = replace(workload, precision=replace(recipe, matmul=recipe.compute, scaling="", parameters=kept))
     eng = engine(model, plain, cluster, runtime)
-    whole = split(eng.pattern, len(eng.segments), 1, 1, model.mtp_layers, False).stages[0].content
+    whole = eng.split(1, 1, "1f1b").stages[0].content
     state = state_tables(eng, Strategies.of([Strategy()]), np.ones(1))
     held = state_bytes(weight_content(whole, 1), state.tables, state.zero, plain, runtime)
     return float((held.parameters + held.optimizer + held.host)[0])

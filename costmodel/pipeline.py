@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from distplan.costmodel.pipeline_1f1b import one_f_one_b
 from distplan.costmodel.pipeline_interleaved import interleaved
+from distplan.costmodel.stages import chunks_of
 from distplan.costmodel.strategy import CHUNKED, STRUCTURE
 
 Floats = NDArray[np.float64]
@@ -67,7 +68,7 @@ def pipeline_time(
         raise ValueError(f"runs {tuple(count)} do not make {pp}·{vpp} chunks")
     f, b, n = _without_empty(forward, backward, count)
     zero_bubble = schedule in ("zb_h1", "zb_v")
-    compute = m * _heaviest(f, b, n, pp, vpp, v_shaped=schedule == "zb_v")
+    compute = m * _heaviest(f, b, n, pp, vpp, schedule)
     halves = [0.5 * x for x in backward] if input_gradient is None else [*input_gradient]
     inputs = [x for x, size in zip(halves, count, strict=True) if size]
     link = np.asarray(p2p, dtype=np.float64)
@@ -119,11 +120,11 @@ def _without_empty(
     return [forward[r] for r in kept], [backward[r] for r in kept], [count[r] for r in kept]
 
 
-def _heaviest(f: list[Floats], b: list[Floats], count: list[int], pp: int, vpp: int, v_shaped: bool = False) -> Floats:
+def _heaviest(f: list[Floats], b: list[Floats], count: list[int], pp: int, vpp: int, schedule: str) -> Floats:
     """Largest (f+b) of a stage, all its chunks together; stages with the same runs are looked at once."""
     run_of = [r for r, n in enumerate(count) for _ in range(n)]
     best: Floats | None = None
-    chunks = [(s, 2 * pp - 1 - s) if v_shaped else tuple(v * pp + s for v in range(vpp)) for s in range(pp)]
+    chunks = [chunks_of(stage, pp, vpp, schedule) for stage in range(pp)]
     for runs in dict.fromkeys(tuple(run_of[k] for k in held) for held in chunks):
         load = f[runs[0]] + b[runs[0]]
         for r in runs[1:]:

@@ -12,7 +12,7 @@ from distplan.costmodel.schedules import ScheduleError, build_schedule
 from distplan.costmodel.simulate import StageCosts, simulate
 from distplan.costmodel.simulate_repeat import simulate_step
 from distplan.costmodel.stage_load import StageLoad, stage_load
-from distplan.costmodel.stages import Split, split
+from distplan.costmodel.stages import Split
 from distplan.costmodel.strategy import Floats, Strategies, Strategy
 from distplan.costmodel.tables import engine
 from distplan.hardware.cluster import Cluster
@@ -36,8 +36,7 @@ def load_of(
     eng = engine(model, workload, cluster, runtime)
     gpus = np.array([float(strategy.gpus)])
     if cut is None:
-        v_shaped = strategy.schedule == "zb_v"
-        cut = split(eng.pattern, len(eng.segments), strategy.pp, strategy.vpp, model.mtp_layers, v_shaped)
+        cut = eng.split(strategy.pp, strategy.vpp, strategy.schedule)
     local, state = local_tables(eng, rows, gpus), state_tables(eng, rows, gpus)
     layers = np.array([recompute_layers])
     s = strategy
@@ -79,17 +78,22 @@ def beyond_closed_form(load: StageLoad, strategy: Strategy, m: Floats) -> float 
     return None if seconds is None else float(seconds - closed)
 
 
+def dialects(schedule: str) -> tuple[str, ...]:
+    """Whose job lists are tried, in order: Megatron takes interleaved micro-batches in rounds of one per stage, torch
+    cuts others into rounds of its own. '' is the schedule's default."""
+    return ("", "torch") if schedule == "interleaved" else ("",)
+
+
 def _simulated(load: StageLoad, strategy: Strategy, m: int) -> float | None:
-    """Megatron takes micro-batches in rounds of one per stage; torch cuts others into rounds of its own, which
-    follow from their number, so that no shorter run tells of the longer."""
-    costs, pp, vpp = stage_costs(load), strategy.pp, strategy.vpp
-    try:
-        return simulate_step(strategy.schedule, stages=pp, micro_batches=m, chunks=vpp, costs=costs).seconds
-    except ScheduleError:
-        if strategy.schedule != "interleaved" or m * pp * vpp > MOST_JOBS:
-            return None
-    try:
-        jobs = build_schedule("interleaved", stages=pp, micro_batches=m, chunks=vpp, dialect="torch")
-        return simulate(jobs, costs, record=False).seconds
-    except ScheduleError:
-        return None
+    """torch's rounds follow from the number of micro-batches, so that no shorter run tells of the longer."""
+    name, pp, vpp, costs = strategy.schedule, strategy.pp, strategy.vpp, stage_costs(load)
+    for dialect in dialects(name):
+        try:
+            if not dialect:
+                return simulate_step(name, stages=pp, micro_batches=m, chunks=vpp, costs=costs).seconds
+            if m * pp * vpp <= MOST_JOBS:
+                jobs = build_schedule(name, stages=pp, micro_batches=m, chunks=vpp, dialect=dialect)
+                return simulate(jobs, costs, record=False).seconds
+        except ScheduleError:
+            continue
+    return None

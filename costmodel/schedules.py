@@ -15,6 +15,8 @@ from distplan.costmodel import schedules_comms as comms
 from distplan.costmodel import schedules_orders as orders
 from distplan.costmodel.schedules_greedy_v import greedy_v
 from distplan.costmodel.schedules_orders import Job, Slots
+from distplan.costmodel.stages import virtual_stage
+from distplan.costmodel.strategy import V_SHAPED
 from distplan.hardware.errors import DistplanError, UnknownNameError
 
 UNIT_TIMES: Mapping[str, float] = {"F": 100.0, "I": 100.0, "W": 100.0, "loss": 0.0, "comm": 0.0}
@@ -42,9 +44,7 @@ class Schedule:
 
     def virtual(self, rank: int, chunk: int) -> int:
         """Number of the virtual stage that `rank` holds as its `chunk`, 0 being the first of the model."""
-        if self.v:
-            return rank if chunk == 0 else 2 * self.stages - 1 - rank
-        return chunk * self.stages + rank
+        return virtual_stage(rank, chunk, self.stages, self.v)
 
     def places(self) -> list[tuple[int, int]]:
         """(rank, chunk) of every virtual stage, in the order of the model."""
@@ -244,7 +244,6 @@ def _dualpipe_v(r: Request) -> list[Slots]:
 
 ONE_CHUNK, TWO_CHUNKS = 1, 2
 SINGLE = frozenset({"f_then_b", "1f1b", "eager_1f1b", "zb_h1"})
-V_SHAPED = frozenset({"zb_v", "dualpipe_v"})
 
 SCHEDULES: Mapping[str, Mapping[str, Callable[[Request], list[Slots]]]] = {
     "f_then_b": {"paddle": _f_then_b, "torch": _f_then_b_torch},

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distplan.costmodel.schedules import V_SHAPED, Schedule, build_schedule
+from distplan.costmodel.schedules import Schedule, build_schedule
 from distplan.costmodel.schedules_orders import Job
 from distplan.costmodel.simulate import Simulation, StageCosts, simulate
+from distplan.costmodel.strategy import V_SHAPED
 
 ROUNDING = 1e-11
 """relative difference of two times that counts as none: float64 sums over some thousand jobs"""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from distplan.costmodel.combine import LocalTables, StateTables
 from distplan.costmodel.pipeline import PipelineTime, pipeline_time
 from distplan.costmodel.stage_costs import layers_only, run_sum
-from distplan.costmodel.stages import Run, Split
+from distplan.costmodel.stages import Run, Split, stage_of
 from distplan.costmodel.state import gathers
 from distplan.costmodel.strategy import Floats
 from distplan.costmodel.tables import Engine, distinct
@@ -75,8 +75,7 @@ def stage_load(
         chunk_f, chunk_b, chunks = stage_f, stage_b, cut.stages
     else:
         chunks = cut.chunks
-        turned = schedule == "zb_v"
-        holders = [2 * pp - 1 - run.first if turned and run.first >= pp else run.first % pp for run in chunks]
+        holders = [stage_of(run.first, pp, schedule) for run in chunks]
         chunk_f, chunk_b = _both_ways(chunks, [shares[_stage_run(cut, stage)] for stage in holders], passes)
     chunk_i = chunk_b
     if schedule in ZERO_BUBBLE:
@@ -121,9 +120,9 @@ def segment_seconds(
     if not ((zero >= 2.0) | (within > 0.0)).any():
         nothing = np.zeros_like(forward)
         return forward, backward, recompute, (nothing, nothing)
-    gather = state.tables["gather"][:-1, sid]
+    gather, reduction, replication = (by_segment(state, name, pp)[:, sid] for name in ("gather", "reduce", "replicate"))
     in_forward, in_backward = gathers(zero, eng.runtime.state, len(gather))
-    reduce = within * state.tables["reduce"][:-1, sid] + across * state.tables["replicate"][:-1, sid]
+    reduce = within * reduction + across * replication
     of_param, of_grad = eng.runtime.hidden("fsdp_param"), eng.runtime.hidden("fsdp_grad")
     first, again = gather * in_forward, gather * in_backward
     exposed_f = first - of_param * np.minimum(first, forward)
@@ -131,6 +130,12 @@ def segment_seconds(
     covered = np.minimum(both, backward) / np.maximum(both, np.finfo(np.float64).tiny)
     exposed_b = again * (1.0 - of_param * covered) + reduce * (1.0 - of_grad * covered)
     return forward + exposed_f, backward + exposed_b, recompute, (exposed_f, exposed_b)
+
+
+def by_segment(state: StateTables, name: str, pp: int) -> Floats:
+    """Seconds per [segment, combination], those of the embedding's tied copy with the head where the two part."""
+    table = state.tables[name]
+    return table[:-1] if pp == 1 else np.concatenate([table[:-2], table[-2:-1] + table[-1:]])
 
 
 def _boundary_seconds(eng: Engine, payload: Floats, gpus: Floats, pp: int) -> Floats:

@@ -1,6 +1,7 @@
 """How a runtime cuts the layers into pp·vpp chunks, and which stages hold the same.
 
-Chunk v·pp + s is the v-th chunk of stage s. A content is the number of times that each segment
+Chunk v·pp + s is the v-th chunk of stage s; where stages are laid out as a V, stage s holds chunks s and 2·pp − 1 − s
+(arXiv 2401.10241, section 6). A content is the number of times that each segment
 (embedding, layer kinds, head) occurs in a chunk; equal neighbours are run-length encoded, so that
 costs are computed once per run and not once per stage.
 """
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+
+from distplan.costmodel.strategy import V_SHAPED
 
 Content = tuple[int, ...]
 
@@ -56,16 +59,13 @@ def chunk_layers(layers: int, chunks: int, mtp_layers: int = 0) -> tuple[int, ..
 
 
 @lru_cache(maxsize=4096)
-def split(
-    pattern: Sequence[int], num_segments: int, pp: int, vpp: int, mtp_layers: int = 0, v_shaped: bool = False
-) -> Split:
+def split(pattern: Sequence[int], num_segments: int, pp: int, vpp: int, schedule: str, mtp_layers: int = 0) -> Split:
     """The default split of layers whose segment numbers are `pattern` (segment 0 is the embedding, the
     last one the head) into pp stages of vpp chunks. Multi-token-prediction modules (the segment before the
     head) stand with the head, which they use once more each (Megatron-LM, multi_token_prediction.py).
-    `v_shaped`: stage s holds chunks s and 2·pp−1−s.
     """
     sizes = chunk_layers(len(pattern), pp * vpp, mtp_layers)
-    return split_of(pattern, num_segments, sizes, pp, vpp, mtp_layers, v_shaped)
+    return split_of(pattern, num_segments, sizes, pp, vpp, schedule, mtp_layers)
 
 
 def split_of(
@@ -74,8 +74,8 @@ def split_of(
     sizes: Sequence[int],
     pp: int,
     vpp: int,
+    schedule: str,
     mtp_layers: int = 0,
-    v_shaped: bool = False,
     recompute: Sequence[int] = (),
 ) -> Split:
     """The split with `sizes` layers in each chunk, and `recompute` layers of each stage repeated (empty: as the
@@ -94,15 +94,25 @@ def split_of(
         contents.append(tuple(counts))
         start += size
     stages = [
-        tuple(sum(contents[k][i] for k in chunks_of(s, pp, vpp, v_shaped)) for i in range(num_segments))
+        tuple(sum(contents[k][i] for k in chunks_of(s, pp, vpp, schedule)) for i in range(num_segments))
         for s in range(pp)
     ]
     return Split(stages=_runs(stages, recompute), chunks=_runs(contents))
 
 
-def chunks_of(stage: int, pp: int, vpp: int, v_shaped: bool) -> tuple[int, ...]:
-    """The chunks of a stage, in the order of the model."""
-    return (stage, 2 * pp - 1 - stage) if v_shaped else tuple(v * pp + stage for v in range(vpp))
+def virtual_stage(stage: int, chunk: int, pp: int, v_shaped: bool) -> int:
+    """Number in the order of the model of what `stage` holds as its `chunk`, first to last."""
+    return 2 * pp - 1 - stage if v_shaped and chunk else chunk * pp + stage
+
+
+def chunks_of(stage: int, pp: int, vpp: int, schedule: str) -> tuple[int, ...]:
+    """The chunks of a stage, numbered in the order of the model."""
+    return tuple(virtual_stage(stage, chunk, pp, schedule in V_SHAPED) for chunk in range(vpp))
+
+
+def stage_of(chunk: int, pp: int, schedule: str) -> int:
+    """The stage that holds a chunk, which is numbered in the order of the model."""
+    return 2 * pp - 1 - chunk if schedule in V_SHAPED and chunk >= pp else chunk % pp
 
 
 def _runs(contents: Sequence[Content], recompute: Sequence[int] = ()) -> tuple[Run, ...]:

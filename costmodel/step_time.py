@@ -28,7 +28,7 @@ from distplan.costmodel.stage_costs import (
     state_bytes,
 )
 from distplan.costmodel.stage_load import recomputed_share, stage_load
-from distplan.costmodel.stages import Split, split
+from distplan.costmodel.stages import Split
 from distplan.costmodel.step_end import last_round, step_end, weight_content
 from distplan.costmodel.strategy import Floats, Strategies
 from distplan.costmodel.tables import Engine, distinct
@@ -100,7 +100,7 @@ def group_costs(
 ) -> GroupCosts:
     """Costs of rows of one (pp, vpp, schedule); `cut`: the split of the layers, the runtime's default if None."""
     if cut is None:
-        cut = split(eng.pattern, len(eng.segments), pp, vpp, eng.model.mtp_layers, schedule == "zb_v")
+        cut = eng.split(pp, vpp, schedule)
     dp = rows.degree("dp_replicate") * rows.degree("dp_shard")
     m = global_batch / (dp * rows.degree("micro_batch"))
     states = [

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from distplan.costmodel.by_stage import StepEnd, Traffic, always_held, kept_by_chunk, staged, step_end, traffic_by_chunk
+from distplan.costmodel.by_stage import StepEnd, Traffic, always_held, kept_by_chunk, step_end, traffic_by_chunk
+from distplan.costmodel.case import case_of
 from distplan.costmodel.estimate import Estimate
 from distplan.costmodel.model import Model, Workload
-from distplan.costmodel.replay import load_of, stage_costs
+from distplan.costmodel.replay import dialects, load_of, stage_costs
 from distplan.costmodel.runtime import Runtime, on_cluster
 from distplan.costmodel.schedules import Schedule, ScheduleError, build_schedule
 from distplan.costmodel.simulate import Event, Simulation, simulate
@@ -64,7 +65,7 @@ def step_timeline(
     max_jobs: int = MAX_JOBS,
 ) -> StepTimeline:
     """`estimate` is that of the strategy. With more jobs than max_jobs a step of fewer micro-batches is shown."""
-    case = staged(model, workload, cluster, runtime, strategy, estimate)
+    case = case_of(model, workload, cluster, runtime, strategy, estimate)
     load = load_of(model, workload, cluster, runtime, strategy, float(estimate.recompute_layers[0]))
     kept = kept_by_chunk(case)
     micro_batches = int(estimate.num_micro_batches[0])
@@ -104,9 +105,9 @@ def _schedule(strategy: Strategy, micro_batches: int) -> Schedule:
     """The job lists that the estimate simulates (replay.py); where there are none for so many micro-batches, those
     for the next lower number in whole rounds of pp. Raises ScheduleError where there are none at all."""
     whole = micro_batches - micro_batches % strategy.pp
-    tries = [("", micro_batches)]
-    if strategy.schedule == "interleaved":
-        tries = [*tries, ("torch", micro_batches), ("", whole)]
+    tries = [(dialect, micro_batches) for dialect in dialects(strategy.schedule)]
+    if len(tries) > 1:
+        tries.append(("", whole))
     for at, (dialect, number) in enumerate(tries, start=1):
         try:
             return build_schedule(

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 CHUNKED = ("interleaved", "zb_v")
-"""schedules whose stages hold several chunks (zb_v two, laid out as a V)"""
+"""schedules whose stages hold several chunks"""
+V_SHAPED = frozenset({"zb_v", "dualpipe_v"})
+"""those of them whose stages hold two, laid out as a V (stages.py)"""
 DEGREES = ("dp_replicate", "dp_shard", "tp", "pp", "vpp", "cp", "cp_inner", "ep", "etp", "micro_batch")
 STRUCTURE: Mapping[str, tuple[str, ...]] = {
     "cp_kind": ("none", "ring", "all_gather", "ulysses", "two_level"),

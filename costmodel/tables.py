@@ -29,8 +29,9 @@ from distplan.costmodel.placements import check_marks, marks_of
 from distplan.costmodel.program import SegmentProgram, Structure
 from distplan.costmodel.runtime import Runtime, on_cluster
 from distplan.costmodel.sizes import mesh_strides, mesh_symbols, padded_vocab
+from distplan.costmodel.stages import Split, split
 from distplan.costmodel.state import LoweredState, StateCosts, clip_seconds, lower_state, state_costs, tied_gradients
-from distplan.costmodel.strategy import STRUCTURE, Floats
+from distplan.costmodel.strategy import STRUCTURE, Floats, Strategy
 from distplan.hardware.calibrated import rates_of
 from distplan.hardware.cluster import Cluster
 from distplan.hardware.collectives import price
@@ -39,6 +40,11 @@ from distplan.hardware.rates import Rates
 
 Ints = NDArray[np.int64]
 LOCAL_KEY = ("tp", "cp", "cp_inner", "micro_batch", "ep", "etp", "dp_replicate", "dp_shard", "pp")
+
+
+def columns_of(strategy: Strategy, gpus: float) -> dict[str, Floats]:
+    """One strategy's degrees as columns of length 1."""
+    return {name: np.array([float(getattr(strategy, name))]) for name in LOCAL_KEY} | {"gpus": np.array([gpus])}
 
 
 def distinct(*columns: NDArray[np.generic]) -> tuple[Ints, Ints]:
@@ -147,6 +153,10 @@ class Engine:
         """Of the device's bytes, likewise."""
         return measured_band(self.cluster, f"memory_band_{self.like[2]}") or fitted.memory_band(*self.like)
 
+    def split(self, pp: int, vpp: int, schedule: str) -> Split:
+        """The runtime's default split of the layers."""
+        return split(self.pattern, len(self.segments), pp, vpp, schedule, self.model.mtp_layers)
+
     def structure(self, sp: str, cp_kind: str, recompute: str) -> Structure:
         tags = {"none": (), "full": ("layer",), "selective": self.runtime.selective}[recompute]
         if recompute == "selective" and self.workload.attention != "flash":
@@ -170,6 +180,20 @@ class Engine:
                 derive(segment, structure if segment.name.startswith("layer") else inner) for segment in self.segments
             )
         return self.programs[structure]
+
+    def lower(self, sp: str, cp_kind: str, recompute: str) -> Lowered:
+        """The Program of a structure, lowered once."""
+        key = (sp, cp_kind, recompute)
+        if key not in self.lowered:
+            self.lowered[key] = lower(self.program(self.structure(*key)), self.workload)
+        return self.lowered[key]
+
+    def lower_state(self, sp: str, zero: str) -> LoweredState:
+        """Weights and their movements under a ZeRO stage, lowered once."""
+        if (sp, zero) not in self.lowered_state:
+            programs = self.program(self.structure(sp, "all_gather", "none"))
+            self.lowered_state[(sp, zero)] = lower_state(programs, int(zero), self.workload, self.runtime.state)
+        return self.lowered_state[(sp, zero)]
 
     def symbols(self, columns: Mapping[str, Floats], cp_kind: str) -> tuple[dict[str, Floats], dict[str, Floats]]:
         """Degrees of the mesh axes with the varying dims, and the strides of the axes."""
@@ -205,10 +229,7 @@ class Engine:
         """Costs per micro-batch for (tp, cp, micro_batch, …) of each row's structure."""
 
         def price_structure(sp: str, cp_kind: str, recompute: str, rows: Mapping[str, Floats]) -> Mapping[str, Floats]:
-            key = (sp, cp_kind, recompute)
-            if key not in self.lowered:
-                self.lowered[key] = lower(self.program(self.structure(*key)), self.workload)
-            return _local_arrays(self.local_costs(self.lowered[key], rows, cp_kind))
+            return _local_arrays(self.local_costs(self.lower(sp, cp_kind, recompute), rows, cp_kind))
 
         return _by_structure(columns, ("sp", "cp_kind", "recompute"), price_structure)
 
@@ -239,11 +260,8 @@ class Engine:
         """Elements and movements of weights for (tp, cp, dp_replicate, dp_shard, …) of each row's sp and zero."""
 
         def price_structure(sp: str, zero: str, rows: Mapping[str, Floats]) -> Mapping[str, Floats]:
-            if (sp, zero) not in self.lowered_state:
-                programs = self.program(self.structure(sp, "all_gather", "none"))
-                self.lowered_state[(sp, zero)] = lower_state(programs, int(zero), self.workload, self.runtime.state)
             symbols, strides = self.symbols(rows, "none")
-            costs = state_costs(self.lowered_state[(sp, zero)], symbols, strides, self.cluster)
+            costs = state_costs(self.lower_state(sp, zero), symbols, strides, self.cluster)
             tied = tied_gradients(costs.used_elements[-1], symbols, self.cluster, self.workload)[1].seconds
             clip = clip_seconds(symbols["gpus"], self.cluster, self.workload)
             return {**_state_arrays(costs), "tied": tied, "clip": clip}

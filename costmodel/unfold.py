@@ -9,21 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from distplan.costmodel.estimate import Estimate
+from distplan.costmodel.case import Case
 from distplan.costmodel.layout import join_axes
 from distplan.costmodel.local_costs import evaluate_terms
-from distplan.costmodel.lower import CATEGORIES, PHASES, Lowered, Work, lower
-from distplan.costmodel.model import Model, Workload
+from distplan.costmodel.lower import CATEGORIES, PHASES, Lowered, Work
 from distplan.costmodel.program import COLLECTIVES, SegmentProgram
-from distplan.costmodel.runtime import Runtime
-from distplan.costmodel.stage_costs import layers_only
-from distplan.costmodel.stages import Run, Split, split
+from distplan.costmodel.stages import Run
 from distplan.costmodel.state_path import state_path
-from distplan.costmodel.strategy import Floats, Strategy
-from distplan.costmodel.tables import LOCAL_KEY, Engine, engine
-from distplan.hardware.cluster import Cluster
+from distplan.costmodel.strategy import Floats
 
 PART_OF_CATEGORY: Mapping[str, str] = {
     "gemm": "matrix products",
@@ -72,51 +65,12 @@ class Move:
     """operators that it can hide behind"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One strategy with what it is priced by."""
-
-    eng: Engine
-    strategy: Strategy
-    estimate: Estimate
-    cut: Split
-    columns: Mapping[str, Floats]
-
-    def run_of(self, stage: int) -> Run:
-        return next(run for run in self.cut.stages if run.first <= stage < run.first + run.count)
-
-    @property
-    def worst(self) -> Run:
-        return self.run_of(int(self.estimate.worst_stage[0]))
-
-    def programs(self, recompute: str) -> tuple[SegmentProgram, ...]:
-        s = self.strategy
-        return self.eng.program(self.eng.structure(str(s.sp).lower(), s.cp_kind, recompute))
-
-    def share(self, run: Run) -> float:
-        """Part of the run's layers that is recomputed."""
-        held = sum(layers_only(run.content))
-        return min(float(self.estimate.recompute_layers[0]), float(held)) / max(held, 1)
-
-
-def case_of(
-    model: Model, workload: Workload, cluster: Cluster, runtime: Runtime, strategy: Strategy, estimate: Estimate
-) -> Case:
-    eng = engine(model, workload, cluster, runtime)
-    cut = split(
-        eng.pattern, len(eng.segments), strategy.pp, strategy.vpp, model.mtp_layers, strategy.schedule == "zb_v"
-    )
-    columns = {name: np.array([float(getattr(strategy, name))]) for name in LOCAL_KEY}
-    columns["gpus"] = np.array([float(strategy.gpus)])
-    return Case(eng=eng, strategy=strategy, estimate=estimate, cut=cut, columns=columns)
-
-
 # ---------------------------------------------------------------- time
 
 
 def operators(case: Case) -> tuple[Operator, ...]:
     """Every operator of the critical stage that runs, forward to backward. Before the software factor."""
-    lowered = lower(case.programs(case.strategy.recompute), case.eng.workload)
+    lowered = case.lowered()
     apart = replace(lowered, works=tuple(replace(work, segment=at) for at, work in enumerate(lowered.works)))
     each = replace(case.eng, segments=(case.eng.segments[0],) * len(lowered.works))
     costs = each.local_costs(apart, case.columns, case.strategy.cp_kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from distplan.costmodel.case import Case
 from distplan.costmodel.casting import NARROW, casts_of, narrow_weights, stored_dtype
 from distplan.costmodel.lower_terms import dtype_bytes, segment_sizes
 from distplan.costmodel.model import DTYPE_BYTES, Precision
@@ -14,7 +15,6 @@ from distplan.costmodel.stage_costs import cast_bytes, chunks_in_flight
 from distplan.costmodel.state_path import state_path
 from distplan.costmodel.step_end import weight_content
 from distplan.costmodel.strategy import Floats
-from distplan.costmodel.unfold import Case
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from distplan.costmodel.case import Case, case_of
 from distplan.costmodel.estimate import PHASES
 from distplan.costmodel.layout import CP, DATA, TP
 from distplan.costmodel.local_costs import span
-from distplan.costmodel.unfold import Case, Move, Operator, case_of, moves, operators
+from distplan.costmodel.unfold import Move, Operator, moves, operators
 from distplan.costmodel.unfold_memory import Held, held
 from distplan.hardware.collectives import ALGORITHMS, price
 from distplan.hardware.documents import load_mapping

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from distplan.costmodel.by_stage import MemoryOfStage, memory_by_stage, staged
+from distplan.costmodel.by_stage import MemoryOfStage, memory_by_stage
+from distplan.costmodel.case import case_of
 from distplan.costmodel.step_timeline import StepTimeline, step_timeline
 from distplan.costmodel.strategy import Strategy
 from distplan.planner.api import Setting, estimate_setting, search_setting
@@ -58,7 +59,7 @@ def find(job: Setting, strategy: Strategy, counts: Sequence[int] = ()) -> Found:
     return Found(
         plan=plan,
         chosen=chosen,
-        stages=memory_by_stage(staged(*whole)),
+        stages=memory_by_stage(case_of(*whole)),
         step=step_timeline(*whole, max_jobs=min(JOBS_PER_STAGE * strategy.pp, MOST_BOXES)),
         front=front,
         same=tuple((count, at_count(job, strategy, count)) for count in every),

@@ -13,7 +13,6 @@ from distplan.costmodel.schedules import (
     SINGLE,
     TWO_CHUNKS,
     UNIT_TIMES,
-    V_SHAPED,
     Schedule,
     ScheduleError,
     build_schedule,
@@ -21,6 +20,7 @@ from distplan.costmodel.schedules import (
 from distplan.costmodel.schedules_orders import Job
 from distplan.costmodel.simulate import Simulation, StageCosts, simulate
 from distplan.costmodel.simulate_views import timeline
+from distplan.costmodel.strategy import V_SHAPED
 from distplan.hardware.errors import DistplanError, UnknownNameError
 from distplan.planner.plain import rounded
 

@@ -8,12 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from distplan.costmodel.by_stage import memory_by_stage, staged, traffic_by_chunk
+from distplan.costmodel.by_stage import kept_by_chunk, memory_by_stage, traffic_by_chunk
+from distplan.costmodel.case import case_of
 from distplan.costmodel.estimate import estimate
 from distplan.costmodel.lower import PHASES
 from distplan.costmodel.model_file import load_model
 from distplan.costmodel.replay import simulate_plan
 from distplan.costmodel.runtime import load_runtime
+from distplan.costmodel.schedules import build_schedule
+from distplan.costmodel.stages import chunks_of, stage_of
 from distplan.costmodel.step_timeline import step_timeline
 from distplan.costmodel.strategy import Strategy
 from distplan.costmodel.workload import workload
@@ -43,7 +46,7 @@ def priced(name: str):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("name", CASES)
 def test_the_fullest_stage_is_the_estimates(name: str) -> None:
     whole, found = priced(name)
-    stages = memory_by_stage(staged(*whole, found))
+    stages = memory_by_stage(case_of(*whole, found))
     assert len(stages) == whole[-1].pp
     assert max(stage.device_bytes for stage in stages) == found.device_bytes[0]
     worst = stages[int(found.worst_stage[0])]
@@ -80,7 +83,7 @@ def test_a_stage_does_one_thing_at_a_time(name: str) -> None:
 @pytest.mark.parametrize("name", ["1f1b", "no pipeline", "zero 3", "experts", "tied", "zb_h1"])
 def test_what_is_held_stays_below_the_stages_peak(name: str) -> None:
     whole, found = priced(name)
-    step, stages = step_timeline(*whole, found), memory_by_stage(staged(*whole, found))
+    step, stages = step_timeline(*whole, found), memory_by_stage(case_of(*whole, found))
     for course, stage in zip(step.memory, stages, strict=True):
         kept = stage.parts["activations"]
         base = course[0][1]
@@ -92,7 +95,7 @@ def test_what_is_held_stays_below_the_stages_peak(name: str) -> None:
 @pytest.mark.parametrize("name", ["1f1b", "experts", "tied"])
 def test_traffic_of_the_critical_stage_is_the_table_of_collectives(name: str) -> None:
     whole, found = priced(name)
-    chunks = traffic_by_chunk(staged(*whole, found))
+    chunks = traffic_by_chunk(case_of(*whole, found))
     of_weights = ("gradients", "parameters")
     local = [
         row for row in found.communication
@@ -104,6 +107,29 @@ def test_traffic_of_the_critical_stage_is_the_table_of_collectives(name: str) ->
     sums = [sum(item.seconds for item in chunk if item.axis != "dp") * often for chunk in chunks]
     assert listed > 0.0
     assert any(np.isclose(total, listed, rtol=1e-9) for total in sums)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 5])
+def test_chunks_keep_together_what_their_stage_keeps(layers: int) -> None:
+    """Layers are recomputed by the stage, whichever of its chunks they are in."""
+    (model, job, cluster, runtime, strategy), _ = priced("interleaved")
+    again = replace(strategy, recompute="full", recompute_layers=layers)
+    found = estimate(model, job, cluster, runtime, again, detail=True)
+    case = case_of(model, job, cluster, runtime, again, found)
+    kept = kept_by_chunk(case)
+    for stage in case.stages():
+        acts, share = case.acts(stage.content), layers / (model.layers / again.pp)
+        held = chunks_of(stage.first, again.pp, again.vpp, again.schedule)
+        whole = float(acts.kept[0] - share * (acts.kept[0] - acts.least[0]))
+        assert sum(kept[chunk] for chunk in held) == pytest.approx(whole, rel=1e-12)
+
+
+@pytest.mark.parametrize("schedule, vpp", [("1f1b", 1), ("interleaved", 3), ("zb_v", 2)])
+def test_every_chunk_lies_where_the_schedules_jobs_are(schedule: str, vpp: int) -> None:
+    jobs = build_schedule(schedule, stages=4, micro_batches=8, chunks=vpp)
+    for number, (stage, chunk) in enumerate(jobs.places()):
+        assert chunks_of(stage, 4, vpp, schedule)[chunk] == number
+        assert stage_of(number, 4, schedule) == stage
 
 
 def test_of_very_many_micro_batches_the_first_are_shown() -> None:

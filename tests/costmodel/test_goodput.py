@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from distplan.costmodel.by_stage import staged
+from distplan.costmodel.case import case_of
 from distplan.costmodel.estimate import estimate
 from distplan.costmodel.goodput import (
     Interruptions,
@@ -126,7 +126,7 @@ def test_a_checkpoint_has_every_byte_of_the_stages_once(model: str) -> None:
     job = api.setting(model, gpus=8, overrides={"global_batch": 64, "seq_len": 4096})
     strategy = Strategy(pp=2, dp_shard=4, zero=3)
     priced = estimate(job.model, job.workload, job.cluster, job.runtime, strategy)
-    case = staged(job.model, job.workload, job.cluster, job.runtime, strategy, priced)
+    case = case_of(job.model, job.workload, job.cluster, job.runtime, strategy, priced)
     held = [case.states(run.content) for run in case.stages()]
     sharded = sum(float((each.parameters + each.optimizer)[0]) for each in held) * strategy.dp_shard
     size = checkpoint_bytes(job.model, job.workload, job.cluster, job.runtime)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from distplan.costmodel.case import case_of
 from distplan.costmodel.estimate import estimate
 from distplan.costmodel.model import Workload
 from distplan.costmodel.model_file import read_model
 from distplan.costmodel.runtime import load_runtime
 from distplan.costmodel.strategy import Strategy
-from distplan.costmodel.unfold import case_of, operators
+from distplan.costmodel.unfold import operators
 from distplan.costmodel.workload import precision
 from distplan.hardware.cluster import load_cluster
 from distplan.hardware.documents import Document

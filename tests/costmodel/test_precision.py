@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from distplan.costmodel.case import case_of
 from distplan.costmodel.casting import Casts, casts_of, narrow_weights, scaling_named, scaling_names, scaling_of
 from distplan.costmodel.estimate import Estimate, estimate
 from distplan.costmodel.graph import segments, weight_elements
@@ -17,7 +18,6 @@ from distplan.costmodel.model_file import load_model
 from distplan.costmodel.runtime import load_runtime
 from distplan.costmodel.strategy import Strategies, Strategy
 from distplan.costmodel.tables import engine
-from distplan.costmodel.unfold import case_of
 from distplan.costmodel.unfold_memory import held
 from distplan.costmodel.workload import precision, precision_names, workload
 from distplan.hardware.accelerator import load_accelerator

@@ -7,16 +7,10 @@ from collections import Counter
 
 import pytest
 
-from distplan.costmodel.schedules import (
-    SCHEDULES,
-    V_SHAPED,
-    Schedule,
-    ScheduleError,
-    build_schedule,
-    with_communication,
-)
+from distplan.costmodel.schedules import SCHEDULES, Schedule, ScheduleError, build_schedule, with_communication
 from distplan.costmodel.schedules_comms import leaves
 from distplan.costmodel.simulate import StageCosts, simulate
+from distplan.costmodel.strategy import V_SHAPED
 from distplan.hardware.errors import UnknownNameError
 
 LOOPED = {"interleaved", "looped_bfs", "interleaved_zero_bubble"}

@@ -8,6 +8,7 @@ import pytest
 
 from distplan.costmodel.estimate import estimate
 from distplan.costmodel.model_file import load_model
+from distplan.costmodel.replay import load_of
 from distplan.costmodel.runtime import load_runtime
 from distplan.costmodel.strategy import Strategy
 from distplan.costmodel.workload import workload
@@ -93,3 +94,15 @@ def test_what_every_micro_batch_reduces_costs_more_with_more_micro_batches() -> 
 
     for runtime, strategy, times in (("torchtitan", DDP, 8), ("torchtitan", HSDP, 8), ("megatron", DDP, 1)):
         assert waited(runtime, strategy, 8) == pytest.approx(times * waited(runtime, strategy, 1), rel=1e-9)
+
+
+def test_a_tied_copy_on_the_last_stage_costs_a_micro_batch_what_a_head_of_its_own_does() -> None:
+    """It is a second weight there, gathered before use and its gradient reduced like any other."""
+    tied = load_model("gemma-2-9b").model
+    loads = []
+    for model in (tied, replace(tied, tied_embedding=False)):
+        job = workload(model, {}, gpus=16, overrides={"seq_len": 1024, "global_batch": 32})
+        strategy = Strategy(dp_shard=8, pp=2, zero=3)
+        loads.append(load_of(model, job, H100, load_runtime("megatron-fsdp"), strategy, 0.0))
+    for of_tied, of_own in zip(*((load.stage_forward[-1], load.stage_backward[-1]) for load in loads), strict=True):
+        assert of_tied == pytest.approx(of_own, rel=1e-3)  # the copy's are calls of their own

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from distplan.costmodel.by_stage import memory_by_stage, staged
+from distplan.costmodel.by_stage import memory_by_stage
+from distplan.costmodel.case import case_of
 from distplan.costmodel.estimate import Estimate, estimate
 from distplan.costmodel.graph import parameters, segments, vision_parameters, vision_segments, weight_elements
 from distplan.costmodel.lower import Work, lower
@@ -19,7 +20,6 @@ from distplan.costmodel.model_file import load_model
 from distplan.costmodel.runtime import load_runtime
 from distplan.costmodel.strategy import Strategy
 from distplan.costmodel.tables import engine
-from distplan.costmodel.unfold import case_of
 from distplan.costmodel.unfold_memory import held
 from distplan.costmodel.workload import workload
 from distplan.hardware.cluster import load_cluster
@@ -186,7 +186,7 @@ def test_the_tower_is_the_first_stages() -> None:
     def stages(images: float) -> list[float]:
         given = work(small(), images)
         found = estimate(small(), given, H100, MEGATRON, strategy, detail=True)
-        case = staged(small(), given, H100, MEGATRON, strategy, found)
+        case = case_of(small(), given, H100, MEGATRON, strategy, found)
         return [stage.parts["parameters"] + stage.parts["activations"] for stage in memory_by_stage(case)]
 
     plain, found = stages(0), stages(4)

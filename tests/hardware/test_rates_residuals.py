@@ -1,4 +1,8 @@
-"""Rates against rows copied from published tables (every third row of the GEMM tables, all training attention)."""
+"""Rates against rows copied from published tables (every third row of the GEMM tables, all training attention).
+
+The constants were fitted to these tables (benchmarks/fit_gemm.py, fit_attention.py): what is stated here is how well
+the form of the laws holds them, in sample, not how well they tell of a device that was not measured.
+"""
 
 import csv
 import gzip
@@ -80,15 +84,23 @@ def attention_predicted(rates: Rates, row: dict[str, str]) -> float:
     )
 
 
-@pytest.mark.parametrize(
-    "accelerator", ["a100-sxm4-80gb", "a100-pcie-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "b200-sxm-180gb"]
-)
-def test_flash_attention_in_training_is_within_10_percent_of_published_kernels(accelerator: str) -> None:
+def attention_errors(accelerator: str) -> np.ndarray:
     chosen = [row for row in ATTENTION_ROWS if row["accelerator"] == accelerator]
     rates = rates_for(load_accelerator(accelerator))
-    errors = np.array([attention_predicted(rates, row) / float(row["seconds"]) - 1.0 for row in chosen])
-    assert len(errors) >= 1
+    return np.array([attention_predicted(rates, row) / float(row["seconds"]) - 1.0 for row in chosen])
+
+
+@pytest.mark.parametrize("accelerator", ["a100-sxm4-80gb", "a100-pcie-80gb", "h100-sxm5-80gb", "b200-sxm-180gb"])
+def test_flash_attention_in_training_is_within_10_percent_of_published_kernels(accelerator: str) -> None:
+    errors = attention_errors(accelerator)
+    assert len(errors) >= 10
     assert np.median(np.abs(errors)) < 0.10
+
+
+def test_the_only_row_of_attention_on_h200_is_the_one_that_its_constants_were_fitted_to() -> None:
+    """In sample: nothing is known of H200's attention beyond this one row (ml-engineering's benchmark)."""
+    (error,) = attention_errors("h200-sxm-141gb")
+    assert abs(error) < 0.10
 
 
 def test_one_precision_twice_as_dense_is_not_twice_as_fast_where_the_table_says_so() -> None:
