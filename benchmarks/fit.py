@@ -25,6 +25,7 @@ from benchmarks.fit_time import TimeFit, errors_of, factors_of, fit_overlaps, pr
 from distplan.costmodel.fitted import FILE, fitted
 from distplan.hardware.errors import DistplanError
 
+FEWEST_OF_A_CLUSTER = 5
 HEAD = "# Constants fitted to end-to-end runs, and nothing else: written by benchmarks/fit.py, read by fitted.py.\n"
 
 
@@ -90,9 +91,22 @@ def _print(
     inside = errors_of(fit, overlaps, factors)
     for name, values in (("fitted", inside), ("source left out", residuals)):
         print(f"{name:16} {_line(values)}")
+    between, within, groups = _spreads(fit, inside)
+    print(f"clusters differ by {between:.3f} (medians of {groups} groups of runs), runs of one by {within:.3f} (log)")
     for source in dict.fromkeys(source_of(row) for row in fit.rows):
         mine = [at for at, row in enumerate(fit.rows) if source_of(row) == source]
         print(f"  {source[:44]:44} {len(mine):4}  fitted {_line(inside[mine])}   left out {_line(residuals[mine])}")
+
+
+def _spreads(fit: TimeFit, residuals: np.ndarray) -> tuple[float, float, int]:
+    """(standard deviation of the medians of groups of runs, robust deviation inside them, groups): what
+    costmodel/fitting.py has as CLUSTER_SPREAD and RUN_SPREAD. A group: source, system, dense or with experts."""
+    groups: dict[tuple[str, str, bool], list[float]] = {}
+    for row, case, residual in zip(fit.rows, fit.cases, residuals, strict=True):
+        groups.setdefault((source_of(row), case.cluster.id, "moe" in row["model_kind"]), []).append(float(residual))
+    large = [np.array(values) for values in groups.values() if len(values) >= FEWEST_OF_A_CLUSTER]
+    inside = np.concatenate([values - np.median(values) for values in large])
+    return float(np.std([np.median(values) for values in large])), 1.4826 * float(np.median(np.abs(inside))), len(large)
 
 
 def _line(values: Sequence[float] | np.ndarray) -> str:

@@ -17,10 +17,10 @@ PRIOR_RUNS = 8.0
 cluster's (8 runs are the fewest that a factor or an 80 % quantile is taken from)"""
 SHARE = 0.8
 """of the runs that a band covers"""
-CLUSTER_SPREAD = 0.098
+CLUSTER_SPREAD = 0.097
 """by how much clusters differ from what their hardware says (log, standard deviation): of the medians of 30 groups
-(source, system, dense or MoE) of five and more of the public runs behind fitted.yaml"""
-RUN_SPREAD = 0.074
+(source, system, dense or MoE) of five and more of the public runs behind fitted.yaml; `benchmarks.fit` prints both"""
+RUN_SPREAD = 0.075
 """by how much the runs of one such group differ from their median (log, robust)"""
 
 
@@ -51,7 +51,7 @@ def cluster_log_factor(ratios: Array) -> float:
     """Of a cluster's own runs: their median, drawn to 0 (as shipped) the less, the better they agree.
 
     The mean of a normal prior of CLUSTER_SPREAD: what is shipped counts as scatter² / CLUSTER_SPREAD² runs, where the
-    scatter is the runs' own (robust), with one run's worth of RUN_SPREAD². One run keeps 64 % of what it says.
+    scatter is the runs' own (robust), with one run's worth of RUN_SPREAD². One run keeps 63 % of what it says.
     """
     number = len(ratios)
     own = 1.4826 * float(np.median(np.abs(ratios - np.median(ratios))))

@@ -240,7 +240,8 @@ def collective(torch: Any, dist: Any, group: Any, device: Any, name: str, count:
 
 def say(text: str) -> None:
     if int(os.environ.get("RANK", "0")) == 0:
-        print(text, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
 
 def versions(torch: Any) -> dict[str, str]:

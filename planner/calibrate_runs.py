@@ -216,7 +216,7 @@ def _constants(
 def _kinds_that_are_off(priced: Sequence[_Priced], left_out: Array) -> list[str]:
     """Sentences: kinds of runs whose residuals differ from those of all others by more than chance."""
     node = priced[0].run.job.cluster.gpus_per_node
-    kinds = {
+    kinds: dict[str, list[bool]] = {
         "tp above 1": [each.run.strategy.tp > 1 for each in priced],
         "pp above 1": [each.run.strategy.pp > 1 for each in priced],
         "vpp above 1": [each.run.strategy.vpp > 1 for each in priced],
@@ -228,9 +228,12 @@ def _kinds_that_are_off(priced: Sequence[_Priced], left_out: Array) -> list[str]
         "a model with experts": [each.kind == "moe" for each in priced],
         "products in fp8 or fp4": [each.run.job.workload.precision.matmul in ("fp8", "fp4") for each in priced],
     }
-    found = []
+    together: dict[tuple[bool, ...], list[str]] = {}
     for words, flags in kinds.items():
-        inside = np.array(flags)
+        together.setdefault(tuple(flags), []).append(words)
+    found = []
+    for same, names in together.items():
+        inside, words = np.array(same), " and ".join(names)
         few = int(min(inside.sum(), (~inside).sum()))
         if few < FEWEST_OF_A_KIND:
             continue
@@ -238,7 +241,7 @@ def _kinds_that_are_off(priced: Sequence[_Priced], left_out: Array) -> list[str]
         error = float(np.hypot(_median_error(left_out[inside]), _median_error(left_out[~inside])))
         if abs(difference) > max(LEAST_DIFFERENCE, STANDARD_ERRORS * error):
             found.append(
-                f"runs with {words} take {abs(np.expm1(difference)):.0%} {'longer' if difference > 0 else 'less'} "
+                f"runs with {words} take {abs(np.expm1(difference)):.0%} {'more' if difference > 0 else 'less'} time "
                 f"against the calibrated estimate than the others ({int(inside.sum())} and {int((~inside).sum())} "
                 "runs): one factor does not describe both"
             )

@@ -65,7 +65,7 @@ def report(shown: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield Text(f"Calibration of {clean(shown['hardware'])}", style="bold")
     for each in shown["files"]:
         number = f"{each['measurements']} {'runs' if each['kind'] == 'runs' else 'measurements'}"
-        yield heading(f"{each['file']}: {number}; error of the estimate, median and 90th percentile")
+        yield heading(f"{each['file']}: {number}; error, median and 90th percentile")
         rows = [(row["kind"], str(row["points"]), *_errors(row)) for row in each["residuals"]]
         yield table(("", "n", "before", "", "after", ""), rows)
         if each["constants"]:
