@@ -108,8 +108,9 @@ class Runtime:
     sp_saves: str
     """shard (Megatron: the shard is saved and gathered again in backward) | gathered (torch)"""
     merged_input_gradients: str
-    """q, k, v (gate, up) input gradients are summed before one collective: always (Megatron, Paddle), never, or
-    gathered (DTensor: only where one gather of the input feeds them all, which is under SP)"""
+    """q, k, v (gate, up) input gradients are summed before one collective: always (Megatron, Paddle), never,
+    gathered (DTensor: only where one gather of the input feeds them all, which is under SP), or attention (q, k, v
+    are one product, gate and up are two; under SP as gathered)"""
     embedding_gradient: str
     """the vocabulary-parallel table's gradient is sharded as the table, or whole on every tp rank (DTensor)"""
     state: StateRules
@@ -205,7 +206,7 @@ def _read(doc: Document) -> Runtime:
         rules=_rules(take(doc, "rules", Document)),
         mesh_order=_mesh_order(doc),
         sp_saves=take(doc, "sp_saves", str, choices=("shard", "gathered")),
-        merged_input_gradients=take(doc, "merged_input_gradients", str, choices=("always", "gathered", "never")),
+        merged_input_gradients=take(doc, "merged_input_gradients", str, choices=("always", "attention", "gathered", "never")),
         embedding_gradient=take(doc, "embedding_gradient", str, choices=("sharded", "whole")),
         state=_state(take(doc, "state", Document)),
         grad_reduce=take(doc, "grad_reduce", str, choices=_TIMING),
