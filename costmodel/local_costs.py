@@ -13,7 +13,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from distplan.costmodel.layout import CP
+from distplan.costmodel.layout import CP, TP
 from distplan.costmodel.lower import CATEGORIES, PHASES, Lowered, Work, axis_class
 from distplan.costmodel.model import Moe
 from distplan.costmodel.strategy import Floats
@@ -65,6 +65,9 @@ class LocalCosts:
     remade_bytes: Floats
     transient_bytes: Floats
     boundary_bytes: Floats
+    """what a rank sends to the next stage"""
+    boundary_gather: Floats
+    """seconds in which the next stage's ranks gather what each of them was sent a part of"""
     weight_gradient: Floats
     """seconds [segment, row] of backward that nothing before it in the pipeline waits for"""
     exchanges: tuple[Exchange, ...]
@@ -98,11 +101,13 @@ def local_costs(
     unfused: Sequence[str] = (),
     routings: Mapping[int, Moe] = MappingProxyType({}),
     experts_behind_all: bool = False,
+    scattered: bool = False,
 ) -> LocalCosts:
     """Seconds, FLOPs and bytes of every segment, for rows of `symbols` (varying dims and degrees).
 
     `routings`: experts of the segments whose tokens are sent once to a scale-up domain. `experts_behind_all`: what
-    goes to experts hides behind all that the segment computes, of another micro-batch.
+    goes to experts hides behind all that the segment computes, of another micro-batch. `scattered`: each rank of tp
+    sends its part of a boundary activation that all of them hold (Narayanan et al. 2021, section 4.1).
     """
     table = lowered.sizes.evaluate(symbols)
     rows = table.shape[1]
@@ -140,7 +145,7 @@ def local_costs(
         for terms in sets:
             most = np.maximum(most, evaluate_terms(terms, table))
         transients.append(most)
-    number, factor = lowered.boundary
+    boundary, gather = _boundary(lowered, table, symbols, strides, cluster, scattered)
     return LocalCosts(
         seconds=totals,
         full_flops=full_flops,
@@ -150,9 +155,28 @@ def local_costs(
         saved_bytes=np.array([evaluate_terms(t, table) for t in lowered.saved]),
         remade_bytes=np.array([evaluate_terms(t, table) for t in lowered.remade]),
         transient_bytes=np.array(transients),
-        boundary_bytes=table[number] * factor,
+        boundary_bytes=boundary,
+        boundary_gather=gather,
         exchanges=tuple(exchanges.values()),
     )
+
+
+def _boundary(
+    lowered: Lowered,
+    table: Floats,
+    symbols: Mapping[str, Floats],
+    strides: Mapping[str, Floats],
+    cluster: Cluster,
+    scattered: bool,
+) -> tuple[Floats, Floats]:
+    """(bytes a rank sends, seconds of the gather that follows)"""
+    number, factor = lowered.boundary
+    whole = table[number] * factor
+    if lowered.boundary_sharded or not scattered:
+        return whole, np.zeros_like(whole)
+    group = span(TP, symbols, strides, cluster)
+    part = whole / group.size
+    return part, price("all_gather", part, group, cluster).seconds
 
 
 def _gemms(works: Sequence[Work], table: Floats, rates: Rates, seconds: Floats, full: Floats, kernel: Floats) -> None:

@@ -147,6 +147,9 @@ class Runtime:
     """on top of it, for a runtime file of one's own"""
     context_bytes: float
     fragmentation: float
+    boundary: str = "whole"
+    """ranks of tp send a boundary activation that all of them hold whole, each its own copy | scattered: each a part,
+    which the next stage gathers"""
     expert_dispatch: str = "each"
     """a token goes to each of its experts (Megatron's alltoall dispatcher, torch) | once_per_domain: once to a scale-up
     domain, and on from there (DeepEP, which Megatron has as --moe-token-dispatcher-type flex)"""
@@ -220,6 +223,7 @@ def _read(doc: Document) -> Runtime:
         attention_kernel=take(doc, "attention_kernel", str, choices=("flash1", "flash2", "flash3")),
         loss=take(doc, "loss", str, choices=LOSSES),
         early_stop=take(doc, "early_stop", bool),
+        boundary=take(doc, "boundary", str, default="whole", choices=("whole", "scattered")),
         expert_dispatch=take(doc, "expert_dispatch", str, default="each", choices=("each", "once_per_domain")),
         expert_overlap=take(doc, "expert_overlap", str, default="operators", choices=("operators", "micro_batches")),
         param_bucket_bytes=take(doc, "param_bucket_bytes", _bytes, minimum=0.0),
