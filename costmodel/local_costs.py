@@ -32,10 +32,10 @@ UNFUSED: Mapping[str, Mapping[str, tuple[float, float]]] = {
 
 Counted from torch's eager operators: rope in 2 bytes multiplies by cos (read 2, write 2), negates half (1, 1),
 concatenates (2, 2), multiplies by sin (2, 2) and adds (4, 2): 18 bytes for 4. A norm in fp32 squares (4, 4), takes
-the mean (4) and multiplies (4, 4): 20 for 8. Its gradient multiplies twice (8, 4; 8, 4 with the factor broadcast: 4, 4),
-sums (4), spreads the mean's (4), raises to the power 1 (4, 4), doubles (4, 4), multiplies (8, 4) and adds (8, 4): 68 for
-12 (torch/csrc/autograd/FunctionsManual.cpp, pow_backward and mean_backward). Casts are operators of their own
-(decompose.py).
+the mean (4) and multiplies (4, 4): 20 for 8. Its gradient multiplies by the factor (4, 4) and by the value (8, 4),
+sums that (4), spreads the mean's (4), raises to the power 1 (4, 4), doubles (4, 4), multiplies (8, 4) and adds
+(8, 4): 68 for 12 (torch/csrc/autograd/FunctionsManual.cpp, pow_backward and mean_backward). Casts are operators of
+their own (decompose.py).
 """
 
 

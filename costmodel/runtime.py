@@ -53,6 +53,7 @@ zero_with_pp: ZeRO stages above 1 with pipeline stages. hsdp: dp_replicate > 1 w
 LOSSES = ("vocab_parallel", "fp32_logits", "log_softmax", "gathered", "compiled", "fused")
 _OVERLAP = ("dp_grad", "dp_param", "tp", "tp_backward", "cp", "pp", "pp_interleaved", "ep")
 _SELECTIVE = ("norm", "mlp_act", "operators")
+_MERGED = ("always", "attention", "gathered", "never")
 _TIMING = ("micro_batch", "last_micro_batch")
 
 
@@ -209,7 +210,7 @@ def _read(doc: Document) -> Runtime:
         rules=_rules(take(doc, "rules", Document)),
         mesh_order=_mesh_order(doc),
         sp_saves=take(doc, "sp_saves", str, choices=("shard", "gathered")),
-        merged_input_gradients=take(doc, "merged_input_gradients", str, choices=("always", "attention", "gathered", "never")),
+        merged_input_gradients=take(doc, "merged_input_gradients", str, choices=_MERGED),
         embedding_gradient=take(doc, "embedding_gradient", str, choices=("sharded", "whole")),
         state=_state(take(doc, "state", Document)),
         grad_reduce=take(doc, "grad_reduce", str, choices=_TIMING),
