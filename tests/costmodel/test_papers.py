@@ -232,7 +232,7 @@ def test_parts_add_up_to_their_totals_exactly() -> None:
 @pytest.mark.parametrize("t", [2, 8])
 def test_a_scattered_boundary_is_a_tpth_on_the_network_and_gathered_after_it(t: int) -> None:
     """Narayanan et al. 2021, section 4.1: bsh/t between nodes instead of bsh, then an all-gather over NVLink."""
-    strategy = Strategy(tp=t, pp=4, micro_batch=B)
+    strategy = Strategy(tp=t, pp=4, dp_shard=8, micro_batch=B)  # stages on other nodes
     whole, parts = (priced(GPT3, unfused(), strategy, replace(MEGATRON, boundary=b)) for b in ("whole", "scattered"))
     sent = [
         sum(float(c.payload_bytes[0]) for c in found.communication if c.kind == "send_recv") for found in (whole, parts)
