@@ -175,13 +175,20 @@ def _least_loss(problem: tuple[TimeFit, Mapping[str, float], str, Sequence[int]]
 
 
 def _loss(value: float, fit: TimeFit, others: Mapping[str, float], kind: str, sample: Sequence[int]) -> float:
-    """Weighted mean of capped errors with `kind` at `value` and the factors that these overlaps ask for."""
+    """Weighted mean of capped errors with `kind` at `value`, each row's with the factors that the other sources ask
+    for: those of its own would make up for what the overlap does not explain."""
     overlaps = {**others, kind: float(value)}
     model, at, weights = modelled(fit, overlaps, sample), np.array(sample), fit.weights[list(sample)]
     every = fit.groups()
     keys = [every[number] for number in sample]
-    factors = _factors(_ratio(fit, model, at), weights, keys)
-    factor = np.array([factor_for(factors, key) for key in keys])
+    sources = np.array([source_of(fit.rows[number]) for number in sample])
+    ratio = _ratio(fit, model, at)
+    factor = np.ones(len(at))
+    for source in dict.fromkeys(sources):
+        rest, mine = np.flatnonzero(sources != source), np.flatnonzero(sources == source)
+        rest = rest if len(rest) else mine
+        factors = _factors(ratio[rest], weights[rest], [keys[number] for number in rest])
+        factor[mine] = [factor_for(factors, keys[number]) for number in mine]
     error = np.abs(np.log(fit.measured[at] / (factor * model.busy + model.end)))
     return float(np.sum(weights * np.minimum(error, CAP)) / np.sum(weights))
 

@@ -84,7 +84,8 @@ class Backward:
             return tape.move(name, target, "backward", ring, behind)
 
         rule = tape.structure.merged_input_gradients
-        merged = rule == "always" or (rule == "gathered" and self.gathered(value))
+        merged = rule == "always" or (rule != "never" and self.gathered(value))
+        merged = merged or (rule == "attention" and all("attention." in part for part in parts))
         same: dict[Layout, list[str]] = {}
         for part in parts:
             same.setdefault(tape.values[part].layout if merged else target, []).append(part if merged else settle(part))

@@ -188,7 +188,7 @@ def _boundary(
     neighbour = group_span(ranks, eng.cluster, np.array([gpus]))
     cost = price("send_recv", payload, neighbour, eng.cluster)
     hidden = eng.runtime.overlap["pp_interleaved" if strategy.vpp > 1 else "pp"]
-    seconds = float(cost.seconds[0])
+    seconds = float(cost.seconds[0]) + float(local.boundary_gather[0])
     per_call = {
         "payload_bytes": float(payload[0]),
         "wire_bytes": float(cost.wire_bytes[0]),

@@ -6,7 +6,7 @@ added, the input's gradient one with the inner dims added (and no sum afterwards
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from distplan.costmodel.program import Node, SegmentProgram
@@ -31,11 +31,13 @@ class Joined:
 
 def joined_products(program: SegmentProgram) -> Joined:
     """Which products of a Program are one, where its runtime merges them."""
-    if program.structure.merged_input_gradients != "always":
+    rule = program.structure.merged_input_gradients
+    together = {"always": _TOGETHER, "attention": _TOGETHER[:2]}.get(rule, ())
+    if not together:
         return Joined(leader={}, sums=frozenset())
     groups: dict[tuple[str, ...], list[Node]] = {}
     for node in program.nodes:
-        key = _key(node, program.segment.name)
+        key = _key(node, program.segment.name, together)
         if key:
             groups.setdefault(key, []).append(node)
     leader: dict[tuple[str, str], str] = {}
@@ -55,12 +57,12 @@ def joined_products(program: SegmentProgram) -> Joined:
     return Joined(leader=leader, sums=frozenset(sums))
 
 
-def _key(node: Node, segment: str) -> tuple[str, ...]:
+def _key(node: Node, segment: str, together: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """What the products of one merged product share; empty for others."""
     if node.kind != "einsum":
         return ()
     plain = node.name.removeprefix(f"{segment}.").removesuffix(".dgrad").removesuffix(".wgrad")
-    group = next((together for together in _TOGETHER if plain in together), None)
+    group = next((names for names in together if plain in names), None)
     if group is None:
         return ()
     return (group[0], node.phase, node.function, node.inputs[0] if node.function == "" else "")

@@ -13,7 +13,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from distplan.costmodel.layout import CP
+from distplan.costmodel.layout import CP, TP
 from distplan.costmodel.lower import CATEGORIES, PHASES, Lowered, Work, axis_class
 from distplan.costmodel.model import DTYPE_BYTES, Moe
 from distplan.costmodel.strategy import Floats
@@ -26,14 +26,16 @@ Terms = tuple[tuple[int, float], ...]
 
 UNFUSED: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "rope": {"rope": (4.5, 5.0), "rope_grad": (4.5, 5.0)},
-    "norm": {"norm": (2.5, 4.0), "norm_grad": (3.5, 6.0)},
+    "norm": {"norm": (2.5, 4.0), "norm_grad": (5.7, 8.0)},
 }
 """(bytes over those of one kernel that reads its inputs and writes its outputs, kernels) of what is not fused.
 
 Counted from torch's eager operators: rope multiplies by cos (reads 1 tensor, writes 1), negates half (1/2, 1/2),
 concatenates (1, 1), multiplies by sin (1, 1) and adds (2, 1): 9 for 2, in whatever dtype. A norm in fp32 squares
-(4, 4), takes the mean (4) and multiplies (4, 4): 20 for 8; its gradient 44 for 12. Casts are operators of their own
-(decompose.py).
+(4, 4), takes the mean (4) and multiplies (4, 4): 20 for 8. Its gradient multiplies by the factor (4, 4) and by the
+value (8, 4), sums that (4), spreads the mean's (4), raises to the power 1 (4, 4), doubles (4, 4), multiplies (8, 4)
+and adds (8, 4): 68 for 12 (torch/csrc/autograd/FunctionsManual.cpp, pow_backward and mean_backward). Casts are
+operators of their own (decompose.py).
 """
 
 
@@ -63,6 +65,9 @@ class LocalCosts:
     remade_bytes: Floats
     transient_bytes: Floats
     boundary_bytes: Floats
+    """what a rank sends to the next stage"""
+    boundary_gather: Floats
+    """seconds in which the next stage's ranks gather what each of them was sent a part of"""
     weight_gradient: Floats
     """seconds [segment, row] of backward that nothing before it in the pipeline waits for"""
     exchanges: tuple[Exchange, ...]
@@ -96,11 +101,13 @@ def local_costs(
     unfused: Sequence[str] = (),
     routings: Mapping[int, Moe] = MappingProxyType({}),
     experts_behind_all: bool = False,
+    scattered: bool = False,
 ) -> LocalCosts:
     """Seconds, FLOPs and bytes of every segment, for rows of `symbols` (varying dims and degrees).
 
     `routings`: experts of the segments whose tokens are sent once to a scale-up domain. `experts_behind_all`: what
-    goes to experts hides behind all that the segment computes, of another micro-batch.
+    goes to experts hides behind all that the segment computes, of another micro-batch. `scattered`: each rank of tp
+    sends its part of a boundary activation that all of them hold (Narayanan et al. 2021, section 4.1).
     """
     table = lowered.sizes.evaluate(symbols)
     rows = table.shape[1]
@@ -138,7 +145,7 @@ def local_costs(
         for terms in sets:
             most = np.maximum(most, evaluate_terms(terms, table))
         transients.append(most)
-    number, factor = lowered.boundary
+    boundary, gather = _boundary(lowered, table, symbols, strides, cluster, scattered)
     return LocalCosts(
         seconds=totals,
         full_flops=full_flops,
@@ -148,9 +155,28 @@ def local_costs(
         saved_bytes=np.array([evaluate_terms(t, table) for t in lowered.saved]),
         remade_bytes=np.array([evaluate_terms(t, table) for t in lowered.remade]),
         transient_bytes=np.array(transients),
-        boundary_bytes=table[number] * factor,
+        boundary_bytes=boundary,
+        boundary_gather=gather,
         exchanges=tuple(exchanges.values()),
     )
+
+
+def _boundary(
+    lowered: Lowered,
+    table: Floats,
+    symbols: Mapping[str, Floats],
+    strides: Mapping[str, Floats],
+    cluster: Cluster,
+    scattered: bool,
+) -> tuple[Floats, Floats]:
+    """(bytes a rank sends, seconds of the gather that follows)"""
+    number, factor = lowered.boundary
+    whole = table[number] * factor
+    if lowered.boundary_sharded or not scattered:
+        return whole, np.zeros_like(whole)
+    group = span(TP, symbols, strides, cluster)
+    part = whole / group.size
+    return part, price("all_gather", part, group, cluster).seconds
 
 
 def _gemms(works: Sequence[Work], table: Floats, rates: Rates, seconds: Floats, full: Floats, kernel: Floats) -> None:

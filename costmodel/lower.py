@@ -71,6 +71,8 @@ class Lowered:
     """per segment: the sets of short-lived values that can be alive at once"""
     boundary: tuple[int, float]
     """the activation that one stage sends to the next"""
+    boundary_sharded: bool
+    """each rank of tp has a part of it"""
 
 
 def lower(programs: Sequence[SegmentProgram], workload: Workload) -> Lowered:
@@ -78,7 +80,7 @@ def lower(programs: Sequence[SegmentProgram], workload: Workload) -> Lowered:
     table = SizeTable()
     works: list[Work] = []
     saved, remade, transients = [], [], []
-    boundary = (0, 0.0)
+    boundary, sharded = (0, 0.0), False
     for index, program in enumerate(programs):
         kept, again, alive = _lower_program(index, program, table, works, workload)
         for part in program.beside:
@@ -90,8 +92,9 @@ def lower(programs: Sequence[SegmentProgram], workload: Workload) -> Lowered:
         transients.append(alive)
         sizes = dict(program.segment.sizes) | {"seq": float(workload.seq_len)}
         if "x" in program.segment.inputs and program.segment.name.startswith("layer"):
-            size = table.number(layout_size(program.values["x"].layout, sizes))
-            boundary = (size, dtype_bytes("compute", workload.precision))
+            layout = program.values["x"].layout
+            boundary = (table.number(layout_size(layout, sizes)), dtype_bytes("compute", workload.precision))
+            sharded = any(axis in TP for axes in layout.shards for axis in axes)
     return Lowered(
         sizes=table,
         works=tuple(works),
@@ -99,6 +102,7 @@ def lower(programs: Sequence[SegmentProgram], workload: Workload) -> Lowered:
         remade=tuple(remade),
         transients=tuple(transients),
         boundary=boundary,
+        boundary_sharded=sharded,
     )
 
 

@@ -93,7 +93,7 @@ def _core(b: Builder, a: Attention, qkv: tuple[str, str, str], workload: Workloa
             "bias", "attention.add_sinks", {scores: SCORES, sinks: ("kv_heads", "group")}, SCORES, fused=True
         )
     probs = _softmax(b, scores, workload.attention == "eager")
-    probs = b.dropout("attention.softmax_dropout", probs, SCORES, rate, tag="core_attention")
+    probs = b.dropout("attention.softmax_dropout", probs, SCORES, rate, tag="core_attention", fused=False)
     return b.add(
         "einsum", "attention.context", {probs: SCORES, v: VALUE_READ}, CONTEXT, whole=("kv_seq",), tag="core_attention"
     )

@@ -176,10 +176,11 @@ class Builder:
             reads[self.weight(f"{name}.bias", over, decay=False)] = over
         return self.add("norm", name, reads, dims, function=kind, whole=over, tag="norm")
 
-    def dropout(self, name: str, x: str, dims: Dims, rate: float, tag: str = "") -> str:
+    def dropout(self, name: str, x: str, dims: Dims, rate: float, tag: str = "", fused: bool = True) -> str:
+        """`fused` with the addition to the residual that follows."""
         if not rate:
             return x
-        return self.add("dropout", name, {x: dims}, dims, tag=tag, fused=True)
+        return self.add("dropout", name, {x: dims}, dims, tag=tag, fused=fused)
 
     def on_residual(self, value: str) -> str:
         self.residual.add(value)

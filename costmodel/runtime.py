@@ -57,6 +57,7 @@ LOSSES = ("vocab_parallel", "fp32_logits", "log_softmax", "gathered", "compiled"
 _OVERLAP = ("dp_grad", "dp_param", "tp", "tp_backward", "cp", "pp", "pp_interleaved", "ep")
 _SELECTIVE = ("norm", "mlp_act", "operators")
 _NOT_OF_A_FILE = ("overlap_efficiency", "software_factors", "cluster_factor")
+_MERGED = ("always", "attention", "gathered", "never")
 _TIMING = ("micro_batch", "last_micro_batch")
 
 
@@ -112,8 +113,9 @@ class Runtime:
     sp_saves: str
     """shard (Megatron: the shard is saved and gathered again in backward) | gathered (torch)"""
     merged_input_gradients: str
-    """q, k, v (gate, up) input gradients are summed before one collective: always (Megatron, Paddle), never, or
-    gathered (DTensor: only where one gather of the input feeds them all, which is under SP)"""
+    """q, k, v (gate, up) input gradients are summed before one collective: always (Megatron, Paddle), never,
+    gathered (DTensor: only where one gather of the input feeds them all, which is under SP), or attention (q, k, v
+    are one product, gate and up are two; under SP as gathered)"""
     embedding_gradient: str
     """the vocabulary-parallel table's gradient is sharded as the table, or whole on every tp rank (DTensor)"""
     state: StateRules
@@ -150,6 +152,9 @@ class Runtime:
     """on top of it, for a runtime file of one's own"""
     context_bytes: float
     fragmentation: float
+    boundary: str = "whole"
+    """ranks of tp send a boundary activation that all of them hold whole, each its own copy | scattered: each a part,
+    which the next stage gathers"""
     expert_dispatch: str = "each"
     """a token goes to each of its experts (Megatron's alltoall dispatcher, torch) | once_per_domain: once to a scale-up
     domain, and on from there (DeepEP, which Megatron has as --moe-token-dispatcher-type flex)"""
@@ -232,7 +237,7 @@ def _read(doc: Document) -> Runtime:
         rules=_rules(take(doc, "rules", Document)),
         mesh_order=_mesh_order(doc),
         sp_saves=take(doc, "sp_saves", str, choices=("shard", "gathered")),
-        merged_input_gradients=take(doc, "merged_input_gradients", str, choices=("always", "gathered", "never")),
+        merged_input_gradients=take(doc, "merged_input_gradients", str, choices=_MERGED),
         embedding_gradient=take(doc, "embedding_gradient", str, choices=("sharded", "whole")),
         state=_state(take(doc, "state", Document)),
         grad_reduce=take(doc, "grad_reduce", str, choices=_TIMING),
@@ -246,6 +251,7 @@ def _read(doc: Document) -> Runtime:
         attention_kernel=take(doc, "attention_kernel", str, choices=("flash1", "flash2", "flash3")),
         loss=take(doc, "loss", str, choices=LOSSES),
         early_stop=take(doc, "early_stop", bool),
+        boundary=take(doc, "boundary", str, default="whole", choices=("whole", "scattered")),
         expert_dispatch=take(doc, "expert_dispatch", str, default="each", choices=("each", "once_per_domain")),
         expert_overlap=take(doc, "expert_overlap", str, default="operators", choices=("operators", "micro_batches")),
         grad_bucket_bytes=take(doc, "grad_bucket_bytes", _bytes, minimum=0.0),

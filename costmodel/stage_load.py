@@ -90,7 +90,7 @@ def stage_load(
         chunk_input=chunk_i,
         chunk_counts=[run.count for run in chunks],
         exposed=exposed,
-        p2p=_boundary_seconds(eng, local.chosen.at("boundary", lid), gpus, pp),
+        p2p=_boundary_seconds(eng, local, lid, gpus, pp),
         overlap_p2p=eng.runtime.overlap["pp_interleaved" if vpp > 1 else "pp"],
     )
 
@@ -138,14 +138,16 @@ def by_segment(state: StateTables, name: str, pp: int) -> Floats:
     return table[:-1] if pp == 1 else np.concatenate([table[:-2], table[-2:-1] + table[-1:]])
 
 
-def _boundary_seconds(eng: Engine, payload: Floats, gpus: Floats, pp: int) -> Floats:
-    """One boundary activation to the next stage, gpus/pp ranks away."""
+def _boundary_seconds(eng: Engine, local: LocalTables, lid: NDArray[np.int64], gpus: Floats, pp: int) -> Floats:
+    """One boundary activation to the next stage, gpus/pp ranks away, and its gather where ranks send parts of it."""
+    payload = local.chosen.at("boundary", lid)
     if pp == 1:
         return np.zeros_like(payload)
     first, index = distinct(payload, gpus)
     columns = {"bytes": payload[first], "gpus": gpus[first], "pp": np.full(len(first), float(pp))}
     places = eng.boundaries.find(columns)
-    return eng.boundaries.arrays["seconds"][places][index]
+    seconds: Floats = eng.boundaries.arrays["seconds"][places][index] + local.chosen.at("boundary_gather", lid)
+    return seconds
 
 
 def recomputed_share(layers: Floats, run: Run) -> Floats:

@@ -248,6 +248,7 @@ class Engine:
             unfused=[name for name in ("rope", "norm") if not getattr(self.runtime, f"fused_{name}")],
             routings=self._routings() if self.runtime.expert_dispatch == "once_per_domain" else {},
             experts_behind_all=self.runtime.expert_overlap == "micro_batches",
+            scattered=self.runtime.boundary == "scattered",
         )
 
     def _routings(self) -> Mapping[int, Moe]:
@@ -300,6 +301,7 @@ def _local_arrays(costs: LocalCosts) -> Mapping[str, Floats]:
         "remade": costs.remade_bytes,
         "transient": costs.transient_bytes,
         "boundary": costs.boundary_bytes,
+        "boundary_gather": costs.boundary_gather,
         "weight_gradient": costs.weight_gradient,
     }
 

@@ -97,3 +97,6 @@ def test_which_gradients_are_merged_is_the_runtimes_fact(cases: dict[str, dict[s
     assert account(case).communication[key][0] == 5 * case["layers"] + 1
     merging = replace(runtime_of(case), merged_input_gradients=load_runtime("megatron").merged_input_gradients)
     assert account(case, merging).communication[key][0] == 2 * case["layers"] + 1
+    # Aleph-Alpha/scaling: q, k and v are one linear, gate and up are two, and each reduces its own input's gradient
+    apart = replace(merging, merged_input_gradients="attention")
+    assert account(case, apart).communication[key][0] == 3 * case["layers"] + 1

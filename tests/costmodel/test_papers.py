@@ -10,10 +10,12 @@ import pytest
 from distplan.costmodel.combine import local_tables
 from distplan.costmodel.estimate import MEMORY_PARTS, Estimate, estimate
 from distplan.costmodel.graph import parameters
+from distplan.costmodel.local_costs import UNFUSED, evaluate_terms
+from distplan.costmodel.lower import PHASES, lower
 from distplan.costmodel.model import Attention, LayerKind, Mlp, Model, Precision, Workload
 from distplan.costmodel.runtime import Runtime, load_runtime
 from distplan.costmodel.strategy import Strategies, Strategy
-from distplan.costmodel.tables import engine
+from distplan.costmodel.tables import LOCAL_KEY, engine
 from distplan.hardware.cluster import load_cluster
 
 PAPER = Precision(
@@ -222,3 +224,54 @@ def test_parts_add_up_to_their_totals_exactly() -> None:
             running = running + part
         assert np.array_equal(running, total) or np.allclose(running, total, rtol=4e-16)
     assert tuple(found.memory) == MEMORY_PARTS
+
+
+# ---------------------------------------------------------------- pipeline messages, dropout and norms of eager torch
+
+
+@pytest.mark.parametrize("t", [2, 8])
+def test_a_scattered_boundary_is_a_tpth_on_the_network_and_gathered_after_it(t: int) -> None:
+    """Narayanan et al. 2021, section 4.1: bsh/t between nodes instead of bsh, then an all-gather over NVLink."""
+    strategy = Strategy(tp=t, pp=4, dp_shard=8, micro_batch=B)  # stages on other nodes
+    whole, parts = (priced(GPT3, unfused(), strategy, replace(MEGATRON, boundary=b)) for b in ("whole", "scattered"))
+    sent = [
+        sum(float(c.payload_bytes[0]) for c in found.communication if c.kind == "send_recv") for found in (whole, parts)
+    ]
+    assert sent[0] == t * sent[1] and sent[1] > 0.0
+    assert parts.step_seconds[0] < whole.step_seconds[0]
+
+
+def test_under_sp_a_boundary_is_a_part_already() -> None:
+    strategy = Strategy(tp=8, pp=4, sp=True, micro_batch=B)
+    whole, parts = (priced(GPT3, unfused(), strategy, replace(MEGATRON, boundary=b)) for b in ("whole", "scattered"))
+    assert whole.step_seconds[0] == parts.step_seconds[0]
+
+
+def moved(kind: str, phase: str, model: Model = GPT3, workload: Workload | None = None) -> float:
+    """Bytes that a layer's memory-bound kernels of a kind move, tp = 1."""
+    eng = engine(model, workload or unfused(), CLUSTER, MEGATRON)
+    lowered = lower(eng.program(eng.structure("false", "none", "none")), eng.workload)
+    columns = {name: np.ones(1) for name in (*LOCAL_KEY, "gpus")}
+    table = lowered.sizes.evaluate(eng.symbols(columns, False)[0])
+    works = [w for w in lowered.works if w.segment == 1 and w.kind == kind and PHASES[w.phase] == phase]
+    return sum(float(evaluate_terms(work.terms, table)[0]) for work in works)
+
+
+def test_dropout_of_whole_scores_is_a_kernel_and_that_before_the_residual_is_not() -> None:
+    """Korthikanti et al. 2022, section 4.1: an element of the scores is 2 bytes, its mask 1 byte. The kernel reads 2
+    and writes 2 + 1; of the two dropouts of hidden elements only the masks are traffic of their own."""
+    scores, hidden = A * S * S, S * H
+    assert moved("dropout", "forward") == 5 * scores + 2 * hidden
+    assert moved("dropout", "forward", gpt(96, 12288, 96, dropout=0.0)) == 0.0
+
+
+def test_an_eager_norm_moves_what_its_kernels_read_and_write() -> None:
+    """torch, FunctionsManual.cpp: bytes of an fp32 element in each kernel of x · rsqrt(mean(x²)) and its gradient."""
+    forward = [8, 4, 8]  # pow, mean, mul
+    by_factor, by_value = [8], [12, 4]  # mul of the gradient with rsqrt; with x, summed
+    mean, power, add = [4], [8, 8, 12], [12]  # mean_backward's whole gradient; pow(x, 1), · 2, · grad; both gradients
+    backward = by_factor + by_value + mean + power + add
+    passes = UNFUSED["norm"]
+    assert passes["norm"][0] * 8 == sum(forward)  # a fused one reads and writes an element
+    assert passes["norm_grad"][0] * 12 == pytest.approx(sum(backward), rel=0.01)  # reads two, writes one
+    assert passes["norm_grad"][1] == len(backward)
