@@ -207,7 +207,7 @@ def _zero(row: Row, framework: Mapping[str, Any], shards: int, filled: list[str]
 def _model(row: Row, framework: Mapping[str, Any], filled: list[str]) -> Model:
     family = first_match("families", {**row, "name": row["model_name"]}, keys=("name",))
     assert family is not None
-    facts = dict(family["facts"])
+    facts = dict(family["facts"]) | framework.get("model", {})
     layers, hidden = _integer(row, "num_layers", 0), _integer(row, "hidden", 0)
     vocab = _integer(row, "vocab", 0)
     if not vocab:
