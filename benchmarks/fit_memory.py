@@ -14,6 +14,7 @@ from benchmarks.accuracy_rows import Row
 from benchmarks.accuracy_score import with_memory
 from benchmarks.fit_time import source_of
 from distplan.costmodel.fitted import DEFAULT
+from distplan.costmodel.fitted import context_bytes as runtime_context
 from distplan.costmodel.runtime import Runtime
 
 FEWEST, FEWEST_SOURCES = 6, 2
@@ -54,13 +55,19 @@ def fit_memory(due: Sequence[Row]) -> MemoryFit:
         _with(
             p.case,
             fragmentation.get(p.case.runtime.name, fragmentation[DEFAULT])["value"],
-            context.get(p.case.runtime.name, context[DEFAULT])["value"],
+            context.get(p.case.runtime.name, {"value": _stated_context(p.case, context[DEFAULT]["value"])})["value"],
         )
         for p in found
     ]
     return MemoryFit(
         fragmentation=fragmentation, context_bytes=context, predictions=tuple(predict_cases(cases)), runs=len(found)
     )
+
+
+def _stated_context(case: Case, default: float) -> float:
+    """What the table says of this version of the framework's libraries, else the default."""
+    shipped = runtime_context(case.runtime.name)
+    return case.runtime.context_bytes if case.runtime.context_bytes != shipped else default
 
 
 def _least_error(cases: Sequence[Case]) -> tuple[float, float]:

@@ -167,7 +167,7 @@ class Problem:
         flight = chunks_in_flight(s.schedule, run, s.pp, s.vpp, np.array([self.micro_batches]))
         number = sum(layers_only(content))
         share = np.array([min(again, number) / max(number, 1)])
-        found = stage_memory(run, state, acts, flight, share, self.eng.runtime, stage == s.pp - 1)
+        found = stage_memory(run, state, acts, flight, share, self.eng.runtime, stage == s.pp - 1, self.usable)
         return tuple(float((p.allocated + p.fragmentation)[0] + self.eng.runtime.context_bytes) for p in found)
 
     def fits(self, content: Content, stage: int, again: int) -> bool:

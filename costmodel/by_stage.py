@@ -33,12 +33,14 @@ class MemoryOfStage:
 def memory_by_stage(case: Case) -> tuple[MemoryOfStage, ...]:
     """One entry per stage; the largest is the estimate's device_bytes."""
     s, runtime = case.strategy, case.eng.runtime
+    usable = float(case.estimate.usable_bytes[0])
     found = []
     for run in case.stages():
         flight = chunks_in_flight(s.schedule, run, s.pp, s.vpp, case.estimate.num_micro_batches)
         share = np.array([case.share(run)])
         is_last = run.first == s.pp - 1
-        phases = stage_memory(run, case.states(run.content), case.acts(run.content), flight, share, runtime, is_last)
+        states, acts = case.states(run.content), case.acts(run.content)
+        phases = stage_memory(run, states, acts, flight, share, runtime, is_last, usable)
         worst = WorstMemory.of(phases, runtime)
         sizes = worst.parts(phases, runtime)[:, 0]
         parts = {name: float(size) for name, size in zip(MEMORY_PARTS, sizes, strict=True)}

@@ -83,8 +83,12 @@ class StateRules:
     """gradients in the compute dtype stay when they have been added to those of a wider dtype"""
     step_copies: float = 4.0
     """bytes per trained element that the update makes of gradients of two bytes"""
-    step_flat: float = 0.0
-    """bytes per element of a stage's whole gradients that the update lays side by side first"""
+    step_contiguous: bool = False
+    """these copies are blocks of their own, larger than any that activations leave in the allocator's cache"""
+    norm_copy: float = 0.0
+    """bytes per element of the copy of one gradient of two bytes that its norm is taken of"""
+    wide_gradients_cast: bool = False
+    """gradients of a wider dtype are cast to the compute dtype all at once to be reduced"""
     buckets_from: int = 2
     """the ZeRO stage from which gradients are reduced through a buffer of grad_bucket_bytes"""
     whole_gradients: str
@@ -277,7 +281,9 @@ def _state(doc: Document) -> StateRules:
         whole_gradients=take(doc, "whole_gradients", str, choices=("sliced", "as_produced")),
         kept_gradients=take(doc, "kept_gradients", bool, default=False),
         step_copies=take(doc, "step_copies", float, default=4.0, minimum=0.0, maximum=16.0),
-        step_flat=take(doc, "step_flat", float, default=0.0, minimum=0.0, maximum=16.0),
+        step_contiguous=take(doc, "step_contiguous", bool, default=False),
+        norm_copy=take(doc, "norm_copy", float, default=0.0, minimum=0.0, maximum=16.0),
+        wide_gradients_cast=take(doc, "wide_gradients_cast", bool, default=False),
         buckets_from=take(doc, "buckets_from", int, default=2, minimum=0, maximum=3),
     )
 

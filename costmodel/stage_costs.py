@@ -7,7 +7,7 @@ a run the first stage keeps the most micro-batches in flight, so it stands for t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -68,6 +68,8 @@ class StateBytes:
     gathered: Floats
     buckets: Floats
     step_temporary: Floats
+    step_cached: Floats
+    """blocks of other copies of the update, freed and too small for the largest"""
     host: Floats
     optimizer_traffic: Floats
     """bytes that the optimizer step moves"""
@@ -163,7 +165,7 @@ def state_bytes(
         cast_used, cast_stored = run_sum(content, elements["cast_used"]), run_sum(content, elements["cast_stored"])
         parameters = parameters + np.where(sharded, cast_stored * cast.sharded, cast_used * cast.whole)
         traffic = traffic + cast_used * cast.traffic
-    copies = runtime.state.step_copies if recipe.master and gradient < 4.0 else 0.0
+    step, step_cached = step_copies(run_max(content, elements["largest"]), produced, trained, zero, recipe, runtime)
     kept = DTYPE_BYTES[recipe.compute] if runtime.state.kept_gradients and recipe.gradients != recipe.compute else 0.0
     return StateBytes(
         parameters=parameters,
@@ -171,11 +173,31 @@ def state_bytes(
         optimizer=states * (1.0 - on_host),
         gathered=gathered_bytes(content, elements, zero, workload, runtime),
         buckets=np.where(zero >= float(runtime.state.buckets_from), bucket, 0.0),
-        step_temporary=trained * copies + produced * runtime.state.step_flat,
+        step_temporary=step,
+        step_cached=step_cached,
         host=states * on_host,
         optimizer_traffic=traffic,
         gradient_elements=trained,
     )
+
+
+def step_copies(
+    largest: Floats, produced: Floats, trained: Floats, zero: Floats, recipe: Precision, runtime: Runtime
+) -> tuple[Floats, Floats]:
+    """(bytes of the largest copies of gradients between backward and update, bytes of freed blocks beside them).
+
+    The shard's copy and, before it, that of one gradient for its norm; or the cast of all of wider gradients.
+    """
+    rules = runtime.state
+    narrow = bool(recipe.master) and DTYPE_BYTES[recipe.gradients] < 4.0
+    shard = trained * (rules.step_copies if narrow else 0.0)
+    norm = np.minimum(largest, trained) * (rules.norm_copy if narrow else 0.0)
+    cast = np.zeros_like(shard)
+    if rules.wide_gradients_cast and recipe.gradients != recipe.compute:
+        cast = np.where(zero < 2.0, produced, 0.0) * DTYPE_BYTES[recipe.compute]
+    fits = norm <= trained * 4.0
+    cached = np.where(fits, 0.0, np.minimum(norm, shard)) * rules.step_contiguous
+    return np.maximum(np.maximum(shard, norm), cast), cached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,10 +245,22 @@ def chunks_in_flight(schedule: str, run: Run, pp: int, vpp: int, m: Floats) -> F
 
 
 def stage_memory(
-    run: Run, state: StateBytes, acts: Activations, flight: Floats, share: Floats, runtime: Runtime, is_last: bool
+    run: Run,
+    state: StateBytes,
+    acts: Activations,
+    flight: Floats,
+    share: Floats,
+    runtime: Runtime,
+    is_last: bool,
+    usable: float,
 ) -> list[StageMemory]:
     """One entry per phase. `share` is the part of the layers that is recomputed (0 … 1), `flight` micro-batches
-    in flight; gradients of the last micro-batch, the logits and the update are never there at the same time."""
+    in flight; gradients of the last micro-batch, the logits and the update are never there at the same time.
+
+    Blocks that backward has left in torch's cache stay reserved beside copies that are larger than each of them,
+    up to `usable` bytes of the device: an allocation that fails gives the cache back and is tried again
+    (c10/cuda/CUDACachingAllocator.cpp, malloc: free_block, alloc_block, release_cached_blocks).
+    """
     held = flight * (acts.kept - share * (acts.kept - acts.least))
     workspace = np.where(share > 0.0, acts.remade, 0.0)
     phases: list[tuple[str, tuple[Floats | None, ...]]] = [
@@ -235,7 +269,13 @@ def stage_memory(
     ]
     if is_last:
         phases.insert(1, ("loss", (held, acts.head, None, None, state.gathered, None)))
-    return [_in_phase(run, state, moving, PHASES.index(name), runtime) for name, moving in phases]
+    found = [_in_phase(run, state, moving, PHASES.index(name), runtime) for name, moving in phases]
+    if runtime.state.step_contiguous:
+        step = found[-1]
+        room = usable - runtime.context_bytes - (step.allocated + step.fragmentation)
+        cached = np.minimum(held + workspace + acts.temporaries + state.step_cached, np.maximum(room, 0.0))
+        found[-1] = replace(step, fragmentation=step.fragmentation + cached)
+    return found
 
 
 def _in_phase(

@@ -55,6 +55,8 @@ class LoweredState:
     sizes: SizeTable
     used: tuple[Terms, ...]
     produced: tuple[Terms, ...]
+    largest: tuple[tuple[int, ...], ...]
+    """sizes of the gradients of each segment's weights, one by one"""
     stored: tuple[Terms, ...]
     trained: tuple[Terms, ...]
     """of `stored`, what has an optimizer state"""
@@ -78,6 +80,8 @@ class StateCosts:
 
     used_elements: Floats
     produced_elements: Floats
+    largest_elements: Floats
+    """of the largest single gradient"""
     stored_elements: Floats
     trained_elements: Floats
     cast_used_elements: Floats
@@ -97,7 +101,7 @@ def lower_state(programs: Sequence[SegmentProgram], zero: int, workload: Workloa
     A tied weight comes last, as a segment of its own: with one stage it is the embedding's.
     """
     table = SizeTable()
-    used, produced, stored, trained, movements = [], [], [], [], []
+    used, produced, largest, stored, trained, movements = [], [], [], [], [], []
     cast_used, cast_stored = [], []
     parts = [((program, *program.beside), False) for program in programs] + [((programs[-1],), True)]
     for index, (together, tied) in enumerate(parts):
@@ -106,6 +110,7 @@ def lower_state(programs: Sequence[SegmentProgram], zero: int, workload: Workloa
             _lower_weights(sums, program, tied, zero, workload, rules, table)
         used.append(tuple(sums.used.items()))
         produced.append(tuple(sums.produced.items()))
+        largest.append(tuple(sums.produced))
         stored.append(tuple(sums.stored.items()))
         trained.append(tuple(sums.trained.items()))
         cast_used.append(tuple(sums.cast_used.items()))
@@ -120,6 +125,7 @@ def lower_state(programs: Sequence[SegmentProgram], zero: int, workload: Workloa
         sizes=table,
         used=tuple(used),
         produced=tuple(produced),
+        largest=tuple(largest),
         stored=tuple(stored),
         trained=tuple(trained),
         cast_used=tuple(cast_used),
@@ -280,6 +286,7 @@ def state_costs(
     return StateCosts(
         used_elements=np.array([evaluate_terms(terms, table) for terms in lowered.used]),
         produced_elements=np.array([evaluate_terms(terms, table) for terms in lowered.produced]),
+        largest_elements=np.array([table[list(sizes)].max(axis=0, initial=0.0) for sizes in lowered.largest]),
         stored_elements=np.array([evaluate_terms(terms, table) for terms in lowered.stored]),
         trained_elements=np.array([evaluate_terms(terms, table) for terms in lowered.trained]),
         cast_used_elements=np.array([evaluate_terms(terms, table) for terms in lowered.cast_used]),

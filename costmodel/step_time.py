@@ -116,7 +116,7 @@ def group_costs(
         flight = chunks_in_flight(schedule, run, pp, vpp, m)
         share = recomputed_share(layers, run)
         is_last = run.first + run.count == pp
-        memories += stage_memory(run, _rows_of(held, state.index), acts, flight, share, eng.runtime, is_last)
+        memories += stage_memory(run, _rows_of(held, state.index), acts, flight, share, eng.runtime, is_last, usable)
     worst = WorstMemory.of(memories, eng.runtime)
     timing = _timing(eng, rows, gpus, local, state, states, cut, m, layers, pp, vpp, schedule)
     host = states[0].host

@@ -310,6 +310,7 @@ def _state_arrays(costs: StateCosts) -> Mapping[str, Floats]:
     return {
         "used": costs.used_elements,
         "produced": costs.produced_elements,
+        "largest": costs.largest_elements,
         "stored": costs.stored_elements,
         "trained": costs.trained_elements,
         "cast_used": costs.cast_used_elements,
