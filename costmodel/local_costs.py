@@ -13,6 +13,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from distplan.costmodel.host import host_operators
 from distplan.costmodel.layout import CP
 from distplan.costmodel.lower import CATEGORIES, PHASES, Lowered, Work, axis_class
 from distplan.costmodel.model import Moe
@@ -65,6 +66,8 @@ class LocalCosts:
     weight_gradient: Floats
     """seconds [segment, row] of backward that nothing before it in the pipeline waits for"""
     exchanges: tuple[Exchange, ...]
+    host_operators: Floats
+    """operators that the host issues, per [phase, segment, row]"""
 
 
 def evaluate_terms(terms: Terms, table: Floats) -> Floats:
@@ -95,11 +98,13 @@ def local_costs(
     unfused: Sequence[str] = (),
     routings: Mapping[int, Moe] = MappingProxyType({}),
     experts_behind_all: bool = False,
+    captured: Sequence[str] = (),
 ) -> LocalCosts:
     """Seconds, FLOPs and bytes of every segment, for rows of `symbols` (varying dims and degrees).
 
     `routings`: experts of the segments whose tokens are sent once to a scale-up domain. `experts_behind_all`: what
-    goes to experts hides behind all that the segment computes, of another micro-batch.
+    goes to experts hides behind all that the segment computes, of another micro-batch. `captured`: parts of a layer
+    that CUDA graphs replay.
     """
     table = lowered.sizes.evaluate(symbols)
     rows = table.shape[1]
@@ -119,11 +124,14 @@ def local_costs(
     kernel_flops = np.zeros((len(PHASES), num_segments, rows))
     attention = np.zeros((num_segments, rows))
     weight_gradient = np.zeros((num_segments, rows))
+    operators = host_operators(works, table, captured, symbols)
+    issued = np.zeros((len(PHASES), num_segments, rows))
     for at, work in enumerate(works):
         if work.times != 1.0:
             for each in (seconds, full, kernel):
                 each[at] *= work.times
         totals[work.phase, work.category, work.segment] += seconds[at]
+        issued[work.phase, work.segment] += operators[at]
         if work.accumulate:
             weight_gradient[work.segment] += seconds[at]
         if work.category < 2:
@@ -149,6 +157,7 @@ def local_costs(
         transient_bytes=np.array(transients),
         boundary_bytes=table[number] * factor,
         exchanges=tuple(exchanges.values()),
+        host_operators=issued,
     )
 
 
@@ -158,7 +167,7 @@ def _gemms(works: Sequence[Work], table: Floats, rates: Rates, seconds: Floats, 
     Operands of narrow products are cast by kernels of their own (casting.py).
     """
     joined: dict[int, list[Work]] = {}
-    groups: dict[tuple[str, bool], list[int]] = {}
+    groups: dict[tuple[str, float], list[int]] = {}
     for at, work in enumerate(works):
         if work.category == 0 and work.leader >= 0:
             joined.setdefault(work.leader, []).append(work)
@@ -172,9 +181,7 @@ def _gemms(works: Sequence[Work], table: Floats, rates: Rates, seconds: Floats, 
                 dims[member.grows][row] += table[getattr(member, member.grows)]
         m, n, k, batch, products = dims.values()
         seconds[positions] = (
-            gemm_seconds(
-                rates, m, n, k, dtype, batch=batch, groups=products, accumulate_fp32=accumulate, cast_input=False
-            )
+            gemm_seconds(rates, m, n, k, dtype, batch=batch, groups=products, accumulate=accumulate, cast_input=False)
             / rates.sustained
         )
         full[positions] = kernel[positions] = 2.0 * m * n * k * batch * products

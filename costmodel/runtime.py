@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from distplan.costmodel import fitted
+from distplan.costmodel.host import CAPTURED
 from distplan.costmodel.strategy import DEGREES, STRUCTURE
 from distplan.hardware.documents import Document, load_mapping, no_other_keys, take
 from distplan.hardware.errors import UnknownNameError
@@ -153,6 +154,10 @@ class Runtime:
     """what overlap.ep hides dispatch and combine behind: operators that do not wait for them | micro_batches: all
     that another micro-batch computes meanwhile (DualPipe, arXiv 2412.19437, section 3.2.1; Megatron's
     --overlap-moe-expert-parallel-comm), as if every micro-batch had another beside it"""
+    issue: str = "eager"
+    """how operators reach the device: eager (one by one from Python) | compiled (a program issues its kernels)"""
+    cuda_graph_modules: tuple[str, ...] = ()
+    """parts of a layer that CUDA graphs replay: attn, mlp, moe_router, moe_preprocess (Megatron Core)"""
     provenance: Mapping[str, str]
     """field, or rules.<rule> -> the source of its value, or 'assumed: why'"""
 
@@ -221,6 +226,8 @@ def _read(doc: Document) -> Runtime:
         early_stop=take(doc, "early_stop", bool),
         expert_dispatch=take(doc, "expert_dispatch", str, default="each", choices=("each", "once_per_domain")),
         expert_overlap=take(doc, "expert_overlap", str, default="operators", choices=("operators", "micro_batches")),
+        issue=take(doc, "issue", str, default="eager", choices=("eager", "compiled")),
+        cuda_graph_modules=_captured(doc),
         param_bucket_bytes=take(doc, "param_bucket_bytes", _bytes, minimum=0.0),
         grad_bucket_bytes=take(doc, "grad_bucket_bytes", _bytes, minimum=0.0),
         overlap_efficiency=fitted.fitted().overlap_efficiency,
@@ -297,6 +304,14 @@ def _selective(doc: Document) -> tuple[str, ...]:
         if part not in _SELECTIVE:
             raise doc.error(f"'{part}' is not one of {', '.join(_SELECTIVE)}", "selective")
     return parts
+
+
+def _captured(doc: Document) -> tuple[str, ...]:
+    modules = tuple(str(module) for module in take(doc, "cuda_graph_modules", list, default=[]))
+    for module in modules:
+        if module not in CAPTURED:
+            raise doc.error(f"'{module}' is not one of {', '.join(CAPTURED)}", "cuda_graph_modules")
+    return modules
 
 
 def _overlap(doc: Document) -> Mapping[str, bool]:

@@ -19,6 +19,7 @@ from distplan.costmodel.casting import for_accelerator, with_high_ends
 from distplan.costmodel.decompose import decompose_norms
 from distplan.costmodel.derive import derive
 from distplan.costmodel.graph import Segment, segments
+from distplan.costmodel.host import host_wait
 from distplan.costmodel.local_costs import LocalCosts, category_total, local_costs
 from distplan.costmodel.lower import PHASES, Lowered, lower
 from distplan.costmodel.model import Attention, Model, Moe, Workload
@@ -188,9 +189,13 @@ class Engine:
             key = (sp, cp_kind, recompute)
             if key not in self.lowered:
                 self.lowered[key] = lower(self.program(self.structure(*key)), self.workload)
-            return _local_arrays(self.local_costs(self.lowered[key], rows, cp_kind))
+            return self._with_host(self.local_costs(self.lowered[key], rows, cp_kind))
 
         return _by_structure(columns, ("sp", "cp_kind", "recompute"), price_structure)
+
+    def _with_host(self, costs: LocalCosts) -> Mapping[str, Floats]:
+        each = self.rates.host_operator if self.runtime.issue == "eager" else self.rates.launch_latency
+        return _local_arrays(costs, costs.host_operators * each)
 
     def local_costs(self, lowered: Lowered, columns: Mapping[str, Floats], cp_kind: str) -> LocalCosts:
         symbols, strides = self.symbols(columns, cp_kind == "ulysses")
@@ -207,6 +212,7 @@ class Engine:
             unfused=[name for name in ("rope", "norm") if not getattr(self.runtime, f"fused_{name}")],
             routings=self._routings() if self.runtime.expert_dispatch == "once_per_domain" else {},
             experts_behind_all=self.runtime.expert_overlap == "micro_batches",
+            captured=self.runtime.cuda_graph_modules,
         )
 
     def _routings(self) -> Mapping[int, Moe]:
@@ -250,12 +256,16 @@ def _by_structure(
     return arrays
 
 
-def _local_arrays(costs: LocalCosts) -> Mapping[str, Floats]:
+def _local_arrays(costs: LocalCosts, host: Floats) -> Mapping[str, Floats]:
+    """`seconds` is [phase, category or host, segment, row]."""
+    device = np.stack([category_total(costs, phase) for phase in range(len(PHASES))])
+    wait = host_wait(device, host)
+    forward, recompute, backward = device + wait
     return {
-        "seconds": costs.seconds,
-        "forward": category_total(costs, PHASES.index("forward")),
-        "recompute": category_total(costs, PHASES.index("recompute")),
-        "backward": category_total(costs, PHASES.index("backward")),
+        "seconds": np.concatenate([costs.seconds, wait[:, np.newaxis]], axis=1),
+        "forward": forward,
+        "recompute": recompute,
+        "backward": backward,
         "full_flops": costs.full_flops,
         "kernel_flops": costs.kernel_flops,
         "saved": costs.saved_bytes,
