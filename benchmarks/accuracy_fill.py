@@ -141,6 +141,10 @@ def _strategy(row: Row, framework: Mapping[str, Any], runtime: Runtime, filled: 
         filled.append("recompute")
         recompute = framework.get("recompute", "least")
     ulysses = "ulysses" in row["framework"].lower() or "ulysses" in row["notes"].lower()
+    etp = _integer(row, "etp")
+    if not row["etp"] and ep > 1 and tp > 1:
+        filled.append("etp")
+        etp = tp if framework.get("etp") == "tp" and gpus // pp % (ep * tp) == 0 else 1
     kind = "none" if cp == 1 else "ulysses" if ulysses and "ulysses" in runtime.legal["cp_kind"] else _ring(runtime)
     strategy = Strategy(
         dp_replicate=dp // shard,
@@ -151,7 +155,7 @@ def _strategy(row: Row, framework: Mapping[str, Any], runtime: Runtime, filled: 
         cp=cp,
         cp_kind=kind,
         ep=ep,
-        etp=_integer(row, "etp"),
+        etp=etp,
         sp=bool(sp) and tp > 1,
         zero=zero,
         micro_batch=_micro_batch(row, dp),

@@ -23,9 +23,11 @@ CAPTURED: Mapping[str, tuple[str, ...]] = {
     "mlp": (".mlp.",),
     "moe_router": (".mlp.norm", ".moe.router", ".moe.route", ".moe.shared"),
     "moe_preprocess": (),
+    "moe": (".mlp.norm", ".moe."),
 }
 """Parts of a layer that a CUDA graph can hold (Megatron Core's --cuda-graph-modules) -> parts of the names of their
-operators, which one launch replays; preprocessing is a part of dispatch."""
+operators, which one launch replays; preprocessing is a part of dispatch. `moe` holds all of an expert layer, whose
+sizes must not depend on the routing for that."""
 
 
 @cache
