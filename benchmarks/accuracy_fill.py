@@ -57,11 +57,10 @@ def case_of(row: Row) -> Case:
     if framework is None:
         raise LeftOut(f"framework '{row['framework']}' is not in the table")
     filled: list[str] = []
-    said = first_match("attention", {**row, "pattern": row["attention_impl"]}, keys=("pattern", "framework"))
+    keys = ("pattern", "framework", "gpu", "arch_from")
+    said = first_match("attention", {**row, "pattern": row["attention_impl"]}, keys=keys)
     attention = said["is"] if said else framework.get("attention", "flash")
-    changes = framework.get("changes", {}) | (said or {}).get("changes", {})
-    dispatch = first_match("dispatch", row, keys=("notes", "framework")) if row["model_kind"] != "dense" else None
-    changes |= (dispatch or {}).get("changes", {})
+    changes = _changes(row, framework.get("changes", {}), (said or {}).get("changes", {}))
     runtime = _runtime(framework["runtime"], json.dumps(changes))
     strategy, recompute = _strategy(row, framework, runtime, filled)
     model = _model(row, framework, filled)
@@ -89,6 +88,20 @@ def case_of(row: Row) -> Case:
     )
 
 
+def _changes(row: Row, *given: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts of the runtime as given, and of the tables that say more of rows with experts; overlaps add up."""
+    found = list(given)
+    if row["model_kind"] != "dense":
+        for table in ("dispatch", "cuda_graphs", "expert_overlap", "data_overlap"):
+            entry = first_match(table, row, keys=("notes", "framework", "gpu", "model_name", "vpp"))
+            found.append((entry or {}).get("changes", {}))
+    changes: dict[str, Any] = {}
+    for more in found:
+        overlap = {**changes.get("overlap", {}), **more.get("overlap", {})}
+        changes |= {**more, "overlap": overlap} if overlap else more
+    return changes
+
+
 @cache
 def _runtime(name: str, changes: str) -> Runtime:
     runtime = load_runtime(name)
@@ -97,6 +110,8 @@ def _runtime(name: str, changes: str) -> Runtime:
         facts["overlap"] = {**runtime.overlap, **facts["overlap"]}
     if "state" in facts:
         facts["state"] = replace(runtime.state, **facts["state"])
+    if "cuda_graph_modules" in facts:
+        facts["cuda_graph_modules"] = tuple(facts["cuda_graph_modules"])
     if "name" in facts:
         facts["software_factors"] = software_factors(facts["name"])
     return replace(runtime, **facts) if facts else runtime
@@ -126,6 +141,10 @@ def _strategy(row: Row, framework: Mapping[str, Any], runtime: Runtime, filled: 
         filled.append("recompute")
         recompute = framework.get("recompute", "least")
     ulysses = "ulysses" in row["framework"].lower() or "ulysses" in row["notes"].lower()
+    etp = _integer(row, "etp")
+    if not row["etp"] and ep > 1 and tp > 1:
+        filled.append("etp")
+        etp = tp if framework.get("etp") == "tp" and gpus // pp % (ep * tp) == 0 else 1
     kind = "none" if cp == 1 else "ulysses" if ulysses and "ulysses" in runtime.legal["cp_kind"] else _ring(runtime)
     strategy = Strategy(
         dp_replicate=dp // shard,
@@ -136,7 +155,7 @@ def _strategy(row: Row, framework: Mapping[str, Any], runtime: Runtime, filled: 
         cp=cp,
         cp_kind=kind,
         ep=ep,
-        etp=_integer(row, "etp"),
+        etp=etp,
         sp=bool(sp) and tp > 1,
         zero=zero,
         micro_batch=_micro_batch(row, dp),

@@ -13,6 +13,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from distplan.costmodel.host import host_operators
 from distplan.costmodel.layout import CP, TP
 from distplan.costmodel.lower import CATEGORIES, PHASES, Lowered, Work, axis_class
 from distplan.costmodel.model import DTYPE_BYTES, Moe
@@ -71,6 +72,8 @@ class LocalCosts:
     weight_gradient: Floats
     """seconds [segment, row] of backward that nothing before it in the pipeline waits for"""
     exchanges: tuple[Exchange, ...]
+    host_operators: Floats
+    """operators that the host issues, per [phase, segment, row]"""
 
 
 def evaluate_terms(terms: Terms, table: Floats) -> Floats:
@@ -102,12 +105,14 @@ def local_costs(
     routings: Mapping[int, Moe] = MappingProxyType({}),
     experts_behind_all: bool = False,
     scattered: bool = False,
+    captured: Sequence[str] = (),
 ) -> LocalCosts:
     """Seconds, FLOPs and bytes of every segment, for rows of `symbols` (varying dims and degrees).
 
     `routings`: experts of the segments whose tokens are sent once to a scale-up domain. `experts_behind_all`: what
     goes to experts hides behind all that the segment computes, of another micro-batch. `scattered`: each rank of tp
-    sends its part of a boundary activation that all of them hold (Narayanan et al. 2021, section 4.1).
+    sends its part of a boundary activation that all of them hold (Narayanan et al. 2021, section 4.1). `captured`:
+    parts of a layer that CUDA graphs replay.
     """
     table = lowered.sizes.evaluate(symbols)
     rows = table.shape[1]
@@ -127,11 +132,14 @@ def local_costs(
     kernel_flops = np.zeros((len(PHASES), num_segments, rows))
     attention = np.zeros((num_segments, rows))
     weight_gradient = np.zeros((num_segments, rows))
+    operators = host_operators(works, table, captured, symbols)
+    issued = np.zeros((len(PHASES), num_segments, rows))
     for at, work in enumerate(works):
         if work.times != 1.0:
             for each in (seconds, full, kernel):
                 each[at] *= work.times
         totals[work.phase, work.category, work.segment] += seconds[at]
+        issued[work.phase, work.segment] += operators[at]
         if work.accumulate:
             weight_gradient[work.segment] += seconds[at]
         if work.category < 2:
@@ -158,6 +166,7 @@ def local_costs(
         boundary_bytes=boundary,
         boundary_gather=gather,
         exchanges=tuple(exchanges.values()),
+        host_operators=issued,
     )
 
 
@@ -185,7 +194,7 @@ def _gemms(works: Sequence[Work], table: Floats, rates: Rates, seconds: Floats, 
     Operands of narrow products are cast by kernels of their own (casting.py).
     """
     joined: dict[int, list[Work]] = {}
-    groups: dict[tuple[str, bool], list[int]] = {}
+    groups: dict[tuple[str, float], list[int]] = {}
     for at, work in enumerate(works):
         if work.category == 0 and work.leader >= 0:
             joined.setdefault(work.leader, []).append(work)
@@ -199,9 +208,7 @@ def _gemms(works: Sequence[Work], table: Floats, rates: Rates, seconds: Floats, 
                 dims[member.grows][row] += table[getattr(member, member.grows)]
         m, n, k, batch, products = dims.values()
         seconds[positions] = (
-            gemm_seconds(
-                rates, m, n, k, dtype, batch=batch, groups=products, accumulate_fp32=accumulate, cast_input=False
-            )
+            gemm_seconds(rates, m, n, k, dtype, batch=batch, groups=products, accumulate=accumulate, cast_input=False)
             / rates.sustained
         )
         full[positions] = kernel[positions] = 2.0 * m * n * k * batch * products

@@ -32,8 +32,8 @@ class Work:
     groups: int = 0
     """products of one grouped kernel (experts)"""
     dtype: str = ""
-    accumulate: bool = False
-    """a weight gradient, added into the gradient buffer"""
+    accumulate: float = 0.0
+    """of a weight gradient, which is added into the gradient buffer: bytes of an element there; 0 = no such product"""
     leader: int = -1
     """position of the product that this one is part of (its time is the leader's); -1 = its own"""
     grows: str = ""
@@ -221,7 +221,7 @@ def _works(
                 k=letters(*sorted((a & b) - out)),
                 batch=letters(*sorted((a & b & out) - {"experts"})),
                 groups=letters(*sorted(a & b & out & {"experts"})),
-                accumulate=node.function == "wgrad",
+                accumulate=dtype_bytes("gradient", precision) if node.function == "wgrad" else 0.0,
                 grows="k" if node.function == "dgrad" else "n",
             ),
         ]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from distplan.costmodel import fitted
+from distplan.costmodel.host import CAPTURED
 from distplan.costmodel.strategy import DEGREES, STRUCTURE, Floats
 from distplan.hardware.cluster import Cluster
 from distplan.hardware.documents import Document, load_mapping, no_other_keys, take
@@ -166,6 +167,10 @@ class Runtime:
     """what overlap.ep hides dispatch and combine behind: operators that do not wait for them | micro_batches: all
     that another micro-batch computes meanwhile (DualPipe, arXiv 2412.19437, section 3.2.1; Megatron's
     --overlap-moe-expert-parallel-comm), as if every micro-batch had another beside it"""
+    issue: str = "eager"
+    """how operators reach the device: eager (one by one from Python) | compiled (a program issues its kernels)"""
+    cuda_graph_modules: tuple[str, ...] = ()
+    """parts of a layer that CUDA graphs replay: attn, mlp, moe_router, moe_preprocess (Megatron Core)"""
     cluster_factor: float = 1.0
     """on top of both, as runs on this very cluster measured it (`on_cluster`)"""
     provenance: Mapping[str, str]
@@ -258,6 +263,8 @@ def _read(doc: Document) -> Runtime:
         boundary=take(doc, "boundary", str, default="whole", choices=("whole", "scattered")),
         expert_dispatch=take(doc, "expert_dispatch", str, default="each", choices=("each", "once_per_domain")),
         expert_overlap=take(doc, "expert_overlap", str, default="operators", choices=("operators", "micro_batches")),
+        issue=take(doc, "issue", str, default="eager", choices=("eager", "compiled")),
+        cuda_graph_modules=_captured(doc),
         grad_bucket_bytes=take(doc, "grad_bucket_bytes", _bytes, minimum=0.0),
         overlap_efficiency=fitted.fitted().overlap_efficiency,
         software_factors=fitted.software_factors(name),
@@ -335,6 +342,14 @@ def _selective(doc: Document) -> tuple[str, ...]:
         if part not in _SELECTIVE:
             raise doc.error(f"'{part}' is not one of {', '.join(_SELECTIVE)}", "selective")
     return parts
+
+
+def _captured(doc: Document) -> tuple[str, ...]:
+    modules = tuple(str(module) for module in take(doc, "cuda_graph_modules", list, default=[]))
+    for module in modules:
+        if module not in CAPTURED:
+            raise doc.error(f"'{module}' is not one of {', '.join(CAPTURED)}", "cuda_graph_modules")
+    return modules
 
 
 def _overlap(doc: Document) -> Mapping[str, bool]:

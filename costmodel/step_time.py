@@ -41,6 +41,7 @@ TIME_PARTS = (
     "exposed tp",
     "exposed cp",
     "exposed ep",
+    "host",
     "exposed dp",
     "bubble",
     "optimizer",

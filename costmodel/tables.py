@@ -22,6 +22,7 @@ from distplan.costmodel.derive import derive
 from distplan.costmodel.feed_forward import evenly_routed
 from distplan.costmodel.fitted import Band, measured_band
 from distplan.costmodel.graph import Segment, segments
+from distplan.costmodel.host import host_wait
 from distplan.costmodel.local_costs import LocalCosts, category_total, local_costs
 from distplan.costmodel.lower import PHASES, Lowered, lower
 from distplan.costmodel.model import Attention, Model, Moe, Workload
@@ -229,9 +230,13 @@ class Engine:
         """Costs per micro-batch for (tp, cp, micro_batch, …) of each row's structure."""
 
         def price_structure(sp: str, cp_kind: str, recompute: str, rows: Mapping[str, Floats]) -> Mapping[str, Floats]:
-            return _local_arrays(self.local_costs(self.lower(sp, cp_kind, recompute), rows, cp_kind))
+            return self._with_host(self.local_costs(self.lower(sp, cp_kind, recompute), rows, cp_kind))
 
         return _by_structure(columns, ("sp", "cp_kind", "recompute"), price_structure)
+
+    def _with_host(self, costs: LocalCosts) -> Mapping[str, Floats]:
+        each = self.rates.host_operator if self.runtime.issue == "eager" else self.rates.launch_latency
+        return _local_arrays(costs, costs.host_operators * each)
 
     def local_costs(self, lowered: Lowered, columns: Mapping[str, Floats], cp_kind: str) -> LocalCosts:
         symbols, strides = self.symbols(columns, cp_kind)
@@ -249,6 +254,7 @@ class Engine:
             routings=self._routings() if self.runtime.expert_dispatch == "once_per_domain" else {},
             experts_behind_all=self.runtime.expert_overlap == "micro_batches",
             scattered=self.runtime.boundary == "scattered",
+            captured=self.runtime.cuda_graph_modules,
         )
 
     def _routings(self) -> Mapping[int, Moe]:
@@ -289,12 +295,16 @@ def _by_structure(
     return arrays
 
 
-def _local_arrays(costs: LocalCosts) -> Mapping[str, Floats]:
+def _local_arrays(costs: LocalCosts, host: Floats) -> Mapping[str, Floats]:
+    """`seconds` is [phase, category or host, segment, row]."""
+    device = np.stack([category_total(costs, phase) for phase in range(len(PHASES))])
+    wait = host_wait(device, host)
+    forward, recompute, backward = device + wait
     return {
-        "seconds": costs.seconds,
-        "forward": category_total(costs, PHASES.index("forward")),
-        "recompute": category_total(costs, PHASES.index("recompute")),
-        "backward": category_total(costs, PHASES.index("backward")),
+        "seconds": np.concatenate([costs.seconds, wait[:, np.newaxis]], axis=1),
+        "forward": forward,
+        "recompute": recompute,
+        "backward": backward,
         "full_flops": costs.full_flops,
         "kernel_flops": costs.kernel_flops,
         "saved": costs.saved_bytes,

@@ -10,7 +10,7 @@ from scipy.optimize import least_squares
 
 from distplan.hardware.accelerator import Accelerator
 from distplan.hardware.rate_types import AttentionRates, GemmRates, Rates
-from distplan.hardware.rates import gemm_seconds
+from distplan.hardware.rates import FP32, gemm_seconds
 
 Array = NDArray[np.float64]
 
@@ -111,6 +111,7 @@ def only_gemm(dtype: str, of: GemmRates) -> Rates:
         memory_bandwidth=1.0,
         kernel_latency=0.0,
         launch_latency=0.0,
+        host_operator=0.0,
         host_bandwidth=1.0,
         host_latency=0.0,
         sustained=1.0,
@@ -122,10 +123,8 @@ def predicted(dtype: str, of: GemmRates, rows: Rows, cast_input: bool = True) ->
     """Seconds of every row."""
     rates = only_gemm(dtype, of)
     plain, summed = (
-        gemm_seconds(
-            rates, rows.m, rows.n, rows.k, dtype, groups=rows.groups, accumulate_fp32=accumulate, cast_input=cast_input
-        )
-        for accumulate in (False, True)
+        gemm_seconds(rates, rows.m, rows.n, rows.k, dtype, groups=rows.groups, accumulate=buffer, cast_input=cast_input)
+        for buffer in (0.0, FP32)
     )
     return np.where(rows.accumulate, summed, plain)
 

@@ -171,6 +171,15 @@ def _host(accelerator: AcceleratorLike) -> tuple[float, Origin]:
     return nominal * entry["value"], _origin(entry, MEASURED if own else SCALED if known else ASSUMED)
 
 
+def _host_operator(accelerator: AcceleratorLike, family: str) -> tuple[float, Origin]:
+    """Seconds of an eager operator on the accelerator's usual host, or that of the nearest generation."""
+    _, stated = _tables()
+    entries = stated["host_operators"]
+    name = next(name for name in (accelerator.id, *like(family)) if name in entries)
+    own = name in (accelerator.id, family)
+    return float(entries[name]["value"]), _origin(entries[name], None if own else ASSUMED)
+
+
 def _scalar(accelerator: AcceleratorLike, family: str, name: str) -> tuple[float, Origin]:
     fitted, _ = _tables()
     own = fitted["accelerators"].get(accelerator.id, {}).get(name)
@@ -200,6 +209,7 @@ def rates_for(accelerator: AcceleratorLike) -> Rates:
     memory, origins["memory_bandwidth"] = _scalar(accelerator, family, "memory_fraction")
     host, origins["host_bandwidth"] = _host(accelerator)
     sustained, origins["sustained"] = _scalar(accelerator, family, "sustained")
+    operator, origins["host_operator"] = _host_operator(accelerator, family)
     constants = stated["constants"]
     origins |= {name: _origin(entry) for name, entry in constants.items()}
     return Rates(
@@ -214,6 +224,7 @@ def rates_for(accelerator: AcceleratorLike) -> Rates:
         memory_bandwidth=accelerator.memory_bandwidth * memory,
         kernel_latency=constants["kernel_latency"]["value"],
         launch_latency=constants["launch_latency"]["value"],
+        host_operator=operator,
         host_bandwidth=host,
         host_latency=constants["host_latency"]["value"],
         sustained=sustained,

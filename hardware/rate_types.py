@@ -102,6 +102,8 @@ class Rates:
     """seconds that a kernel takes on the device however little it does"""
     launch_latency: float
     """seconds for the host to submit one kernel"""
+    host_operator: float
+    """seconds of the host for one operator of an eager framework"""
     host_bandwidth: float
     """achieved bytes/s between host and device, one direction"""
     host_latency: float

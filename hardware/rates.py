@@ -29,6 +29,8 @@ __all__ = [
     "rates_for",
 ]
 
+FP32 = 4.0
+"""bytes"""
 BACKWARD_OVER_FORWARD = 2.5
 """FLOPs of flash attention's backward over its forward: five products against two (Dao 2023, section 4.1)."""
 
@@ -98,7 +100,7 @@ def gemm_seconds(
     *,
     batch: ArrayLike = 1.0,
     groups: ArrayLike = 1.0,
-    accumulate_fp32: bool = False,
+    accumulate: float = 0.0,
     cast_input: bool = True,
 ) -> Array:
     """Seconds of [m, k] × [k, n], `batch` or `groups` times in one call; m, n, k, batch, groups broadcast.
@@ -109,9 +111,10 @@ def gemm_seconds(
 
     with the least `tile × wave` over the library's tile shapes (waves of C/SMs blocks, partial waves between their
     share and a whole one). `groups` are products of a grouped kernel (experts): blocks fill waves together, and each
-    group adds its latency. `accumulate_fp32` adds into an fp32 buffer (weight gradients). fp8 with `cast_input`
-    includes casting the first operand from bf16, as a linear layer does; the bare kernel is `cast_input=False`.
-    n and k (where `accumulate_fp32`: m and n) are taken to be contiguous in memory and are what alignment looks at.
+    group adds its latency. `accumulate` are the bytes of an element of the buffer that the result is added to (weight
+    gradients; 0: none), whose traffic is measured for fp32 and in proportion for others. fp8 with `cast_input` includes
+    casting the first operand from bf16, as a linear layer does; the bare kernel is `cast_input=False`.
+    n and k (where it accumulates: m and n) are taken to be contiguous in memory and are what alignment looks at.
 
     m, n, k of zero give the latency. Form: NVIDIA's matrix-multiplication guide and arXiv 2401.14489 (blocks, waves);
     constants fitted by `benchmarks.calibrate`.
@@ -120,7 +123,7 @@ def gemm_seconds(
     of = _gemm_of(rates, dtype)
 
     def seconds(m: Array, n: Array, k: Array, batch: Array, groups: Array) -> Array:
-        return _gemm_chunk(rates, of, m, n, k, batch, groups, accumulate_fp32, cast_input)
+        return _gemm_chunk(rates, of, m, n, k, batch, groups, accumulate, cast_input)
 
     return _chunked(seconds, *_floats(m, n, k, batch, groups))
 
@@ -133,15 +136,15 @@ def _gemm_chunk(
     k: Array,
     batch: Array,
     groups: Array,
-    accumulate_fp32: bool,
+    accumulate: float,
     cast_input: bool,
 ) -> Array:
     times = batch * groups
     compute = _tile_flops(of, m, n, times) * ((k + of.ramp) / of.flops_per_second)
-    misaligned = np.maximum(_misaligned(rates, of, n), _misaligned(rates, of, m if accumulate_fp32 else k))
+    misaligned = np.maximum(_misaligned(rates, of, n), _misaligned(rates, of, m if accumulate else k))
     if misaligned.ndim or misaligned != 1.0:
         compute = compute * misaligned
-    result = of.result_bytes + (of.accumulate_bytes if accumulate_fp32 else 0.0)
+    result = (of.result_bytes + of.accumulate_bytes) * (accumulate / FP32) if accumulate else of.result_bytes
     traffic = ((m + n) * (k * of.operand_bytes) + m * n * result) * (times / of.bytes_per_second)
     seconds = np.maximum(compute, traffic) + np.minimum(compute, traffic) * of.overlap
     seconds = seconds + (of.latency + (groups - 1.0) * of.group_latency)

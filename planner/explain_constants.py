@@ -82,6 +82,7 @@ def _rates(rates: Rates, job: Setting) -> Iterator[Plain]:
     achieved = format_bytes_per_second(rates.memory_bandwidth)
     yield _origin(rates, "memory_bandwidth", achieved, "achieved_memory_bandwidth")
     yield _origin(rates, "kernel_latency", format_seconds(rates.kernel_latency))
+    yield _origin(rates, "host_operator", format_seconds(rates.host_operator))
     if job.workload.offload_optimizer:
         yield _origin(rates, "host_bandwidth", format_bytes_per_second(rates.host_bandwidth))
 

@@ -32,7 +32,7 @@ def test_a_larger_product_is_never_faster(rates, m, n, k, grown, tiles, accumula
     sizes = {"m": m, "n": n, "k": k}
     larger = sizes | {grown: sizes[grown] + 64 * tiles}
     smaller_seconds, larger_seconds = (
-        gemm_seconds(rates, x["m"], x["n"], x["k"], "bf16", accumulate_fp32=accumulate) for x in (sizes, larger)
+        gemm_seconds(rates, x["m"], x["n"], x["k"], "bf16", accumulate=4.0 * accumulate) for x in (sizes, larger)
     )
     assert larger_seconds >= smaller_seconds
 
@@ -100,11 +100,11 @@ def random_sizes(count: int) -> list[np.ndarray]:
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_a_product_alone_has_the_bits_it_has_in_a_batch(dtype: str, accumulate: bool) -> None:
     m, n, k = random_sizes(20_011)
-    batch = gemm_seconds(H100, m, n, k, dtype, accumulate_fp32=accumulate)
+    batch = gemm_seconds(H100, m, n, k, dtype, accumulate=4.0 * accumulate)
     for row in range(0, 20_011, 97):
-        assert gemm_seconds(H100, m[row], n[row], k[row], dtype, accumulate_fp32=accumulate) == batch[row]
+        assert gemm_seconds(H100, m[row], n[row], k[row], dtype, accumulate=4.0 * accumulate) == batch[row]
     odd = [
-        gemm_seconds(H100, m[s], n[s], k[s], dtype, accumulate_fp32=accumulate)
+        gemm_seconds(H100, m[s], n[s], k[s], dtype, accumulate=4.0 * accumulate)
         for s in np.array_split(range(20_011), 7)
     ]
     assert np.array_equal(np.concatenate(odd), batch)
@@ -213,3 +213,10 @@ def test_a_dtype_that_the_device_lacks_is_refused_with_those_it_has() -> None:
         attention_seconds(a100, 1e12, 128, 1024, 1024, True, False, "fp8")
     with pytest.raises(DistplanError, match="no peak_flops"):
         rates_for(replace(load_accelerator("h100-sxm5-80gb"), peak_flops={"int8": 1e15}))
+
+
+@pytest.mark.parametrize("rates", [rates_for(load_accelerator(n)) for n in ("a100-sxm4-80gb", "h100-sxm5-80gb")])
+def test_a_weight_gradient_of_few_tokens_waits_for_its_buffer_whose_bytes_are_those_of_its_dtype(rates) -> None:
+    """k = 64 tokens: reading and writing the buffer is all; an fp32 one is twice as much as a bf16 one."""
+    wide, narrow = (gemm_seconds(rates, 8192, 8192, 64, "bf16", accumulate=size) for size in (4.0, 2.0))
+    assert 1.8 < float(wide / narrow) < 2.05

@@ -44,7 +44,7 @@ def gemm_errors(accelerator: str, dtype: str, accumulate: bool = False, groups: 
         *(column(chosen, size) for size in "mnk"),
         dtype,
         groups=column(chosen, "groups"),
-        accumulate_fp32=accumulate,
+        accumulate=4.0 * accumulate,
     )
     return predicted / column(chosen, "seconds") - 1.0
 
