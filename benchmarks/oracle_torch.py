@@ -136,6 +136,7 @@ def account(case: Mapping[str, Any], runtime: Runtime | None = None) -> Account:
         name: np.array([evaluate_terms(terms, table) for terms in getattr(lowered, name)])
         for name in ("used", "produced", "stored", "trained")
     }
+    elements["largest"] = np.array([table[list(sizes)].max(axis=0, initial=0.0) for sizes in lowered.largest])
     held = state_bytes((*counts, 0), elements, np.array([float(zero_of(case))]), eng.workload, eng.runtime)
     return Account(
         flops=flops,

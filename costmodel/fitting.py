@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 PRIOR_RUNS = 8.0
-"""what is known without the runs counts as so many: the generation's factor in a runtime's, a shipped band in a
-cluster's (8 runs are the fewest that a factor or an 80 % quantile is taken from)"""
+"""a shipped band counts as so many in a cluster's own (8 runs are the fewest that an 80 % quantile is taken from)"""
 SHARE = 0.8
 """of the runs that a band covers"""
 CLUSTER_SPREAD = 0.097
@@ -41,7 +40,7 @@ def weighted_median(values: Array, weights: Array) -> float:
     return float(values[order][np.searchsorted(total, total[-1] / 2.0)])
 
 
-def drawn(values: Array, weights: Array, towards: float, prior_runs: float = PRIOR_RUNS) -> float:
+def drawn(values: Array, weights: Array, towards: float, prior_runs: float) -> float:
     """The median, drawn to `towards`, which counts as `prior_runs` runs."""
     number = len(values)
     return (weighted_median(values, weights) * number + towards * prior_runs) / (number + prior_runs)
