@@ -1,7 +1,7 @@
 """Each phase of a step in memory: what a GPU of one stage holds in it, and what its rank holds on the host meanwhile.
 
-Of the phases, only some can be the worst, and only those are priced in a batch (stage_costs.stage_memory). The others are
-made here from the same terms: a forward pass makes no more at a time than backward, which makes it again or keeps it; and
+Only some phases can be the worst, and those alone are priced in a batch (stage_costs.stage_memory). The others are
+made here from the same terms: a forward pass makes no more at a time than backward, which makes it again or keeps it;
 an initialisation without copies holds a part of what every later phase holds.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distplan.costmodel.by_stage import Staged
+from distplan.costmodel.case import Case
 from distplan.costmodel.casting import casts_of
 from distplan.costmodel.graph import parameters
 from distplan.costmodel.local_costs import evaluate_terms
@@ -35,7 +35,6 @@ from distplan.costmodel.stage_costs import (
 )
 from distplan.costmodel.stages import Content, Run
 from distplan.costmodel.strategy import Floats
-from distplan.costmodel.tables import LOCAL_KEY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +56,13 @@ class HostMemory:
     """optimizer states that stay there"""
 
 
-def memory_phases(case: Staged, stage: int) -> tuple[PhaseMemory, ...]:
+def memory_phases(case: Case, stage: int) -> tuple[PhaseMemory, ...]:
     """Every phase of a stage, in the order of PHASES (loss: of the last stage alone)."""
     s, runtime = case.strategy, case.eng.runtime
     run = next(run for run in case.stages() if run.first == stage)
     states, acts = case.states(run.content), case.acts(run.content)
     flight = chunks_in_flight(s.schedule, run, s.pp, s.vpp, case.estimate.num_micro_batches)
-    share = np.array([case.share(run.content)])
+    share = np.array([case.share(case.run_of(stage))])
     usable = float(case.estimate.usable_bytes[0])
     priced = stage_memory(run, states, acts, flight, share, runtime, stage == s.pp - 1, usable)
     held = flight * (acts.kept - share * (acts.kept - acts.least))
@@ -74,7 +73,7 @@ def memory_phases(case: Staged, stage: int) -> tuple[PhaseMemory, ...]:
     return tuple(_plain(case, phase) for phase in sorted(made, key=lambda phase: phase.phase))
 
 
-def _init(case: Staged, run: Run, states: StateBytes, priced: list[StageMemory]) -> StageMemory:
+def _init(case: Case, run: Run, states: StateBytes, priced: list[StageMemory]) -> StageMemory:
     """Whichever is more: copies of parameters beside their buffers, or the master copies made after them."""
     recipe, rules = case.eng.workload.precision, case.eng.runtime.state
     copied = [phase for phase in priced if PHASES[phase.phase] == INIT]
@@ -88,7 +87,7 @@ def _init(case: Staged, run: Run, states: StateBytes, priced: list[StageMemory])
     return max([*copied, after], key=lambda phase: float(phase.allocated[0]))
 
 
-def _plain(case: Staged, phase: StageMemory) -> PhaseMemory:
+def _plain(case: Case, phase: StageMemory) -> PhaseMemory:
     worst = WorstMemory.of([phase], case.eng.runtime)
     sizes = worst.parts([phase], case.eng.runtime)[:, 0]
     return PhaseMemory(
@@ -98,13 +97,12 @@ def _plain(case: Staged, phase: StageMemory) -> PhaseMemory:
     )
 
 
-def forward_temporaries(case: Staged, content: Content) -> Floats:
+def forward_temporaries(case: Case, content: Content) -> Floats:
     """The most that a forward operator of the stage's layers finds alive beside what is kept for backward."""
     s, eng = case.strategy, case.eng
-    columns = {name: np.array([float(getattr(s, name))]) for name in LOCAL_KEY} | {"gpus": np.array([float(s.gpus)])}
-    symbols, _ = eng.symbols(columns, s.cp_kind == "ulysses")
+    symbols, _ = eng.symbols(case.columns, s.cp_kind)
     rows = []
-    for first in eng.program(eng.structure(str(s.sp).lower(), s.cp_kind, s.recompute)):
+    for first in case.programs(s.recompute):
         most = np.zeros(1)
         for program in (first, *first.beside):
             table, precision = SizeTable(), eng.workload.precision
@@ -117,7 +115,7 @@ def forward_temporaries(case: Staged, content: Content) -> Floats:
     return run_max((content[0], *layers_only(content)[1:]), np.array(rows))
 
 
-def host_memory(case: Staged, stage: int) -> HostMemory:
+def host_memory(case: Case, stage: int) -> HostMemory:
     """Of one rank of the stage, as its runtime loads (state.load_host, with its source in the runtime's file)."""
     recipe, states = case.eng.workload.precision, case.states(case.stages()[stage].content)
     size = DTYPE_BYTES[recipe.parameters]

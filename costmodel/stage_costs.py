@@ -263,8 +263,9 @@ def stage_memory(
     is_last: bool,
     usable: float,
 ) -> list[StageMemory]:
-    """One entry per phase that can be the worst (of the others, memory_phases.py). `share` is the part of the layers that is recomputed (0 … 1), `flight` micro-batches
-    in flight; gradients of the last micro-batch, the logits and the update are never there at the same time.
+    """One entry per phase that can be the worst (of the others: memory_phases.py). `share` is the part of the layers
+    that is recomputed (0 … 1), `flight` micro-batches in flight; gradients of the last micro-batch, the logits and the
+    update are never there at the same time.
 
     Blocks that backward has left in torch's cache stay reserved beside copies that are larger than each of them,
     up to `usable` bytes of the device: an allocation that fails gives the cache back and is tried again

@@ -9,20 +9,12 @@ from typing import Any
 
 import numpy as np
 
-<<<<<<< HEAD
 from distplan.costmodel.case import Case, case_of
 from distplan.costmodel.estimate import PHASES
 from distplan.costmodel.layout import CP, DATA, TP
 from distplan.costmodel.local_costs import span
-from distplan.costmodel.unfold import Move, Operator, moves, operators
-=======
-from distplan.costmodel.by_stage import Staged, staged
-from distplan.costmodel.estimate import PHASES
-from distplan.costmodel.layout import CP, DATA, TP
-from distplan.costmodel.local_costs import span
 from distplan.costmodel.memory_phases import host_memory, memory_phases
-from distplan.costmodel.unfold import Case, Move, Operator, case_of, moves, operators
->>>>>>> 55e51f6 (Memory of every phase of a step, of the device and of the host while it loads)
+from distplan.costmodel.unfold import Move, Operator, moves, operators
 from distplan.costmodel.unfold_memory import Held, held
 from distplan.hardware.collectives import ALGORITHMS, price
 from distplan.hardware.documents import load_mapping
@@ -58,8 +50,7 @@ def explain(found: Evaluated, wanted: Sequence[str] = PARTS) -> Plain:
         "strategy": plain(file.strategy),
     }
     if "memory" in wanted:
-        whole = staged(file.model, file.workload, file.cluster, file.runtime, file.strategy, best.estimate)
-        made["memory"] = _memory(case, whole)
+        made["memory"] = _memory(case)
     if "communication" in wanted:
         made["communication"] = list(_communication(case))
     if "time" in wanted:
@@ -83,7 +74,7 @@ def _used(rows: list[Plain], wanted: Sequence[str]) -> list[Plain]:
 # ---------------------------------------------------------------- memory
 
 
-def _memory(case: Case, whole: Staged) -> Plain:
+def _memory(case: Case) -> Plain:
     estimate = case.estimate
     terms: dict[str, list[Held]] = {}
     for each in held(case):
@@ -96,8 +87,8 @@ def _memory(case: Case, whole: Staged) -> Plain:
         "device_bytes": total,
         "usable_bytes": float(estimate.usable_bytes[0]),
         "parts": [part for part in parts if part["bytes"]],
-        "phases": plain(memory_phases(whole, int(estimate.worst_stage[0]))),
-        "host": plain(host_memory(whole, int(estimate.worst_stage[0]))),
+        "phases": plain(memory_phases(case, int(estimate.worst_stage[0]))),
+        "host": plain(host_memory(case, int(estimate.worst_stage[0]))),
     }
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from distplan.costmodel.by_stage import Staged, staged
+from distplan.costmodel.case import Case, case_of
 from distplan.costmodel.estimate import PHASES, estimate
 from distplan.costmodel.memory_phases import host_memory, memory_phases
 from distplan.costmodel.model import DTYPE_BYTES
@@ -25,15 +25,15 @@ SHAPES = {
 }
 
 
-def priced(name: str, **changes: object) -> Staged:
-    model, runtime, strategy = load_model("llama-3.1-8b").model, load_runtime(name.split(",")[0]), SHAPES[name]
-    strategy = replace(strategy, **changes)  # type: ignore[arg-type]
+def priced(name: str, **changes: object) -> Case:
+    model, runtime = load_model("llama-3.1-8b").model, load_runtime(name.partition(",")[0])
+    strategy = replace(SHAPES[name], **changes)  # type: ignore[arg-type]
     batch = {"seq_len": 4096, "global_batch": 4 * strategy.dp_shard}
     job = workload(model, {}, gpus=strategy.gpus, overrides=batch)
     if strategy.zero == 3:
         job = replace(job, precision=precision("bf16-sharded"))
     whole = (model, job, load_cluster("dgx-h100"), runtime, strategy)
-    return staged(*whole, estimate(*whole, detail=True))
+    return case_of(*whole, estimate(*whole, detail=True))
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -77,19 +77,19 @@ def test_megatron_copies_parameters_into_buffers_that_gradients_have_too() -> No
 
 
 def test_initialisation_is_the_worst_phase_of_a_step_that_keeps_little() -> None:
-    """With every layer recomputed and the states over many ranks, copies of the parameters are more than what follows."""
+    """Every layer recomputed, the states over 512 ranks: copies of the parameters are more than what follows."""
     case = priced("megatron, recomputed", tp=1, sp=False, pp=1, dp_shard=512)
     short = replace(case.eng.workload, seq_len=128)
     whole = (case.eng.model, short, case.eng.cluster, case.eng.runtime, case.strategy)
     found = estimate(*whole, detail=True)
     assert PHASES[int(found.worst_phase[0])] == "init and load"
     assert sum(float(part[0]) for part in found.memory.values()) == pytest.approx(float(found.device_bytes[0]))
-    phases = memory_phases(staged(*whole, found), 0)
+    phases = memory_phases(case_of(*whole, found), 0)
     assert phases[0].device_bytes == found.device_bytes[0]
 
 
 def test_a_rank_reads_its_shard_or_its_stage_or_the_model() -> None:
-    """Llama 3.1 8B has 8.03e9 parameters: FSDP1 builds them in fp32 on every rank; torchtitan reads an eighth of 12 bytes."""
+    """Llama 3.1 8B has 8.03e9 parameters: FSDP1 builds all in fp32; torchtitan reads an eighth of 12 bytes each."""
     fsdp, titan = host_memory(priced("fsdp1"), 0), host_memory(priced("torchtitan"), 0)
     assert fsdp.load_bytes == pytest.approx(8.03e9 * 4.0, rel=1e-3)
     assert titan.load_bytes == pytest.approx(8.03e9 * 12.0 / 8.0, rel=1e-2)
