@@ -110,8 +110,9 @@ def _runtime(name: str, changes: str) -> Runtime:
         facts["overlap"] = {**runtime.overlap, **facts["overlap"]}
     if "state" in facts:
         facts["state"] = replace(runtime.state, **facts["state"])
-    if "cuda_graph_modules" in facts:
-        facts["cuda_graph_modules"] = tuple(facts["cuda_graph_modules"])
+    for several in ("cuda_graph_modules", "selective"):
+        if several in facts:
+            facts[several] = tuple(facts[several])
     if "name" in facts:
         facts["software_factors"] = software_factors(facts["name"])
     return replace(runtime, **facts) if facts else runtime

@@ -70,20 +70,27 @@ def transients_of(
     table: SizeTable,
     precision: Precision,
     cast: Mapping[str, float],
+    only_forward: bool = False,
 ) -> tuple[tuple[tuple[int, float], ...], ...]:
     """The largest sets of values that are neither saved nor weights and live at the same time.
 
-    A value lives from its node to its last reader; sets contained in another are dropped.
+    A value lives from its node to its last reader; sets contained in another are dropped. What is remade in backward
+    is a value like others in forward.
     """
-    kept = set(program.saved) | set(program.remade) | {w.name for w in program.segment.weights}
+    kept = set(program.saved) | {w.name for w in program.segment.weights}
     kept |= set(program.gradients.values())
+    nodes = program.nodes
+    if only_forward:
+        nodes = tuple(node for node in nodes if node.phase == "forward")
+    else:
+        kept |= set(program.remade)
     last: dict[str, int] = {}
-    for at, node in enumerate(program.nodes):
+    for at, node in enumerate(nodes):
         for name in (*node.inputs, *node.outputs):
             last[name] = at
     alive: set[str] = set()
     sets: list[frozenset[str]] = []
-    for at, node in enumerate(program.nodes):
+    for at, node in enumerate(nodes):
         fresh = {v for v in node.outputs if v not in kept}
         if node.in_place or node.kind in ("bias", "slice") or node.fused:
             fresh = set() if node.inputs[0] in kept else {v for v in fresh if v != node.outputs[0]}

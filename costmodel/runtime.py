@@ -90,6 +90,14 @@ class StateRules:
     """bytes per element of the copy of one gradient of two bytes that its norm is taken of"""
     wide_gradients_cast: bool = False
     """gradients of a wider dtype are cast to the compute dtype all at once to be reduced"""
+    init: str = "sharded"
+    """how parameters get where they are kept: beside (whole on the device, copied into buffers of parameters beside
+    them, those of gradients there too), host (made whole on the host), sharded (each shard where it is kept)"""
+    init_optimizer: bool = False
+    """moments are made before the first step, not by it"""
+    load_host: str = "shard"
+    """what of a checkpoint a rank reads into host memory: its shard of the states, the parameters of its stage (and
+    the flat copy of them), or the whole model's parameters"""
     buckets_from: int = 2
     """the ZeRO stage from which gradients are reduced through a buffer of grad_bucket_bytes"""
     whole_gradients: str
@@ -291,6 +299,9 @@ def _state(doc: Document) -> StateRules:
         step_contiguous=take(doc, "step_contiguous", bool, default=False),
         norm_copy=take(doc, "norm_copy", float, default=0.0, minimum=0.0, maximum=16.0),
         wide_gradients_cast=take(doc, "wide_gradients_cast", bool, default=False),
+        init=take(doc, "init", str, default="sharded", choices=("sharded", "beside", "host")),
+        init_optimizer=take(doc, "init_optimizer", bool, default=False),
+        load_host=take(doc, "load_host", str, default="shard", choices=("shard", "stage", "model")),
         buckets_from=take(doc, "buckets_from", int, default=2, minimum=0, maximum=3),
     )
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 
 import numpy as np
 
@@ -31,7 +33,8 @@ MEMORY_PARTS = (
     "fragmentation",
     "context and libraries",
 )
-PHASES = ("init", "forward peak", "loss", "backward", "optimizer step")
+INIT, FORWARD = "init and load", "forward peak"
+PHASES = (INIT, FORWARD, "loss", "backward", "optimizer step")
 
 
 def run_sum(content: Sequence[int], table: Floats) -> Floats:
@@ -68,7 +71,9 @@ class StateBytes:
     gathered: Floats
     buckets: Floats
     step_temporary: Floats
-    step_cached: Floats
+    init: Floats | None
+    """parameters as they were made, the buffers that they are copied into, and those of gradients (None: no copies)"""
+    step_cached: Floats | None
     """blocks of other copies of the update, freed and too small for the largest"""
     host: Floats
     optimizer_traffic: Floats
@@ -165,16 +170,19 @@ def state_bytes(
         cast_used, cast_stored = run_sum(content, elements["cast_used"]), run_sum(content, elements["cast_stored"])
         parameters = parameters + np.where(sharded, cast_stored * cast.sharded, cast_used * cast.whole)
         traffic = traffic + cast_used * cast.traffic
+    rules = runtime.state
+    kept = DTYPE_BYTES[recipe.compute] if rules.kept_gradients and recipe.gradients != recipe.compute else 0.0
+    gradients = np.where(zero >= 2.0, trained, produced) * (gradient + kept)
     step, step_cached = step_copies(run_max(content, elements["largest"]), produced, trained, zero, recipe, runtime)
-    kept = DTYPE_BYTES[recipe.compute] if runtime.state.kept_gradients and recipe.gradients != recipe.compute else 0.0
     return StateBytes(
         parameters=parameters,
-        gradients=np.where(zero >= 2.0, trained, produced) * (gradient + kept),
+        gradients=gradients,
         optimizer=states * (1.0 - on_host),
         gathered=gathered_bytes(content, elements, zero, workload, runtime),
         buckets=np.where(zero >= float(runtime.state.buckets_from), bucket, 0.0),
         step_temporary=step,
-        step_cached=step_cached,
+        step_cached=step_cached if rules.step_contiguous else None,
+        init=(parameters + gradients) + parameters * (zero >= 1.0) if rules.init == "beside" else None,
         host=states * on_host,
         optimizer_traffic=traffic,
         gradient_elements=trained,
@@ -231,7 +239,8 @@ class StageMemory:
     """Device bytes of the first stage of a run in one phase. `moving` are the parts that are not states, in the
     order of MEMORY_PARTS from "activations" to "buckets"; None is nothing."""
 
-    state: StateBytes
+    states: tuple[Floats | None, ...]
+    """parameters, gradients, optimizer"""
     moving: tuple[Floats | None, ...]
     stage: int
     phase: int
@@ -254,8 +263,9 @@ def stage_memory(
     is_last: bool,
     usable: float,
 ) -> list[StageMemory]:
-    """One entry per phase. `share` is the part of the layers that is recomputed (0 … 1), `flight` micro-batches
-    in flight; gradients of the last micro-batch, the logits and the update are never there at the same time.
+    """One entry per phase that can be the worst (of the others: memory_phases.py). `share` is the part of the layers
+    that is recomputed (0 … 1), `flight` micro-batches in flight; gradients of the last micro-batch, the logits and the
+    update are never there at the same time.
 
     Blocks that backward has left in torch's cache stay reserved beside copies that are larger than each of them,
     up to `usable` bytes of the device: an allocation that fails gives the cache back and is tried again
@@ -269,30 +279,42 @@ def stage_memory(
     ]
     if is_last:
         phases.insert(1, ("loss", (held, acts.head, None, None, state.gathered, None)))
-    found = [_in_phase(run, state, moving, PHASES.index(name), runtime) for name, moving in phases]
-    if runtime.state.step_contiguous:
+    states = (state.parameters, state.gradients, state.optimizer)
+    found = [in_phase(run, states, moving, name, runtime) for name, moving in phases]
+    if state.step_cached is not None:
         step = found[-1]
         room = usable - runtime.context_bytes - (step.allocated + step.fragmentation)
         cached = np.minimum(held + workspace + acts.temporaries + state.step_cached, np.maximum(room, 0.0))
         found[-1] = replace(step, fragmentation=step.fragmentation + cached)
+    if state.init is not None:
+        found.append(
+            StageMemory(
+                states=(state.parameters, state.gradients, None),
+                moving=(None, None, None, state.parameters, None, None),
+                stage=run.first,
+                phase=PHASES.index(INIT),
+                allocated=state.init,
+                fragmentation=np.zeros(()),
+            )
+        )
     return found
 
 
-def _in_phase(
-    run: Run, state: StateBytes, moving: tuple[Floats | None, ...], phase: int, runtime: Runtime
+def in_phase(
+    run: Run, states: tuple[Floats | None, ...], moving: tuple[Floats | None, ...], name: str, runtime: Runtime
 ) -> StageMemory:
-    allocated = (state.parameters + state.gradients) + state.optimizer
-    dynamic: Floats | None = None
-    for part in moving:
+    """Bytes of a phase (of PHASES), summed from left to right."""
+    assert states[0] is not None
+    allocated = states[0]
+    for part in (*states[1:], *moving):
         if part is not None:
             allocated = allocated + part
-            dynamic = part if dynamic is None else dynamic + part
-    assert dynamic is not None
+    dynamic = reduce(add, (part for part in moving if part is not None))
     return StageMemory(
-        state=state,
+        states=states,
         moving=moving,
         stage=run.first,
-        phase=phase,
+        phase=PHASES.index(name),
         allocated=allocated,
         fragmentation=dynamic * runtime.fragmentation,
     )
@@ -320,6 +342,8 @@ class WorstMemory:
         for number, memory in enumerate(memories[1:], start=1):
             other = memory.allocated + memory.fragmentation
             more = other > reserved
+            if not more.any():
+                continue
             which[more], stage[more], phase[more] = float(number), float(memory.stage), float(memory.phase)
             np.copyto(allocated, memory.allocated, where=more)
             np.copyto(fragmentation, memory.fragmentation, where=more)
@@ -339,11 +363,10 @@ class WorstMemory:
         found = np.zeros((len(MEMORY_PARTS), len(self.which)))
         for number, memory in enumerate(memories):
             at = np.flatnonzero(self.which == number)
-            state = memory.state
-            rows = (state.parameters, state.gradients, state.optimizer, *memory.moving, memory.fragmentation)
+            rows = (*memory.states, *memory.moving, memory.fragmentation)
             for part, values in enumerate(rows):
                 if values is not None:
-                    found[part, at] = values[at]
+                    found[part, at] = np.broadcast_to(values, self.which.shape)[at]
         found[-1] = runtime.context_bytes
         return found
 

@@ -144,7 +144,8 @@ def group_costs(
 
 def _rows_of(columns: Any, index: NDArray[np.int64]) -> Any:
     """A dataclass of columns gathered to rows."""
-    return type(columns)(**{f.name: getattr(columns, f.name)[..., index] for f in fields(columns)})
+    held = {f.name: getattr(columns, f.name) for f in fields(columns)}
+    return type(columns)(**{name: None if values is None else values[..., index] for name, values in held.items()})
 
 
 def _recomputed(

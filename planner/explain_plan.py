@@ -13,6 +13,7 @@ from distplan.costmodel.case import Case, case_of
 from distplan.costmodel.estimate import PHASES
 from distplan.costmodel.layout import CP, DATA, TP
 from distplan.costmodel.local_costs import span
+from distplan.costmodel.memory_phases import host_memory, memory_phases
 from distplan.costmodel.unfold import Move, Operator, moves, operators
 from distplan.costmodel.unfold_memory import Held, held
 from distplan.hardware.collectives import ALGORITHMS, price
@@ -86,6 +87,8 @@ def _memory(case: Case) -> Plain:
         "device_bytes": total,
         "usable_bytes": float(estimate.usable_bytes[0]),
         "parts": [part for part in parts if part["bytes"]],
+        "phases": plain(memory_phases(case, int(estimate.worst_stage[0]))),
+        "host": plain(host_memory(case, int(estimate.worst_stage[0]))),
     }
 
 

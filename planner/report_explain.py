@@ -35,6 +35,10 @@ def plan_report(shown: Plain) -> Iterator[RenderableType]:
 def _memory(memory: Plain) -> Iterator[RenderableType]:
     total, usable = gib(memory["device_bytes"]), gib(memory["usable_bytes"])
     yield heading(f"Memory of stage {memory['stage']} at its peak ({memory['phase']}): {total} of {usable} usable")
+    yield table(("phase", "device", "mostly"), _phases(memory["phases"]), left=(0, 2))
+    host = memory["host"]
+    stays = f", {gib(host['offload_bytes'])} for good" if host["offload_bytes"] else ""
+    yield line(f"host memory of its rank: {gib(host['load_bytes'])} while it loads{stays}", style="dim")
     for part in memory["parts"]:
         yield Text("")
         yield line(f"{part['part']}: {gib(part['bytes'])} ({percent(part['share'])})", style="bold")
@@ -42,6 +46,13 @@ def _memory(memory: Plain) -> Iterator[RenderableType]:
             yield line(part["how"], style="dim", indent=4)
         if part["terms"]:
             yield table(("bytes", "tensor", "elements x copies x dtype"), _terms(part), left=(1, 2))
+
+
+def _phases(phases: Sequence[Plain]) -> Iterator[tuple[str, ...]]:
+    """The three largest parts of each."""
+    for each in phases:
+        parts = sorted(each["parts"].items(), key=lambda part: -part[1])[:3]
+        yield each["phase"], gib(each["device_bytes"]), ", ".join(f"{name} {gib(size)}" for name, size in parts)
 
 
 _REST = {"logits and loss": "values that live only while the loss is computed"}
