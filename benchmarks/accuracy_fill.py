@@ -110,8 +110,7 @@ def _runtime(name: str, changes: str) -> Runtime:
         facts["overlap"] = {**runtime.overlap, **facts["overlap"]}
     if "state" in facts:
         facts["state"] = replace(runtime.state, **facts["state"])
-    if "cuda_graph_modules" in facts:
-        facts["cuda_graph_modules"] = tuple(facts["cuda_graph_modules"])
+    facts |= {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
     if "name" in facts:
         facts["software_factors"] = software_factors(facts["name"])
     return replace(runtime, **facts) if facts else runtime
