@@ -93,7 +93,7 @@ def _changes(row: Row, *given: Mapping[str, Any]) -> dict[str, Any]:
     found = list(given)
     if row["model_kind"] != "dense":
         for table in ("dispatch", "cuda_graphs", "expert_overlap", "data_overlap"):
-            entry = first_match(table, row, keys=("notes", "framework", "gpu", "model_name", "vpp"))
+            entry = first_match(table, row, keys=("notes", "framework", "gpu", "model_name", "vpp", "precision"))
             found.append((entry or {}).get("changes", {}))
     changes: dict[str, Any] = {}
     for more in found:
@@ -110,9 +110,7 @@ def _runtime(name: str, changes: str) -> Runtime:
         facts["overlap"] = {**runtime.overlap, **facts["overlap"]}
     if "state" in facts:
         facts["state"] = replace(runtime.state, **facts["state"])
-    for several in ("cuda_graph_modules", "selective"):
-        if several in facts:
-            facts[several] = tuple(facts[several])
+    facts |= {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
     if "name" in facts:
         facts["software_factors"] = software_factors(facts["name"])
     return replace(runtime, **facts) if facts else runtime

@@ -14,6 +14,8 @@ LATENT_SLOTS: Dims = ("experts", "capacity", "moe_latent")
 LATENT: Dims = ("batch", "seq", "moe_latent")
 SLOT_FFN: Dims = ("experts", "capacity", "expert_ffn")
 SLOT: Dims = ("experts", "capacity")
+WEIGHTED = "weighted"
+"""function of the bias behind the experts: as the slot's weight was applied before it, it is multiplied by that too"""
 
 
 def mlp(b: Builder, m: Mlp, x: str, fused_glu: bool, name: str = "mlp", width: str = "ffn") -> str:
@@ -73,7 +75,7 @@ def moe(b: Builder, m: Moe, x: str, fused_glu: bool) -> str:
         reads = {up: SLOT_FFN, weights: SLOT}
     h = b.add("weighted_glu", "moe.act", reads, SLOT_FFN, function=m.activation, tag="mlp_act")
     y = b.linear("moe.down", h, SLOT_FFN, ("experts", "expert_ffn", width), slots)
-    y = _expert_bias(b, "moe.down", y, slots, width) if m.bias else y
+    y = _expert_bias(b, "moe.down", y, slots, width, WEIGHTED) if m.bias else y
     out = b.add("combine", "moe.combine", {y: slots, probs: ROUTING}, tokens)
     if m.latent:
         out = b.linear("moe.latent_out", out, LATENT, ("moe_latent", "hidden"), HIDDEN)
@@ -87,9 +89,9 @@ def moe(b: Builder, m: Moe, x: str, fused_glu: bool) -> str:
     return b.add("add", "moe.sum", {b.on_residual(out): HIDDEN, shared: HIDDEN}, HIDDEN)
 
 
-def _expert_bias(b: Builder, name: str, y: str, dims: Dims, width: str) -> str:
+def _expert_bias(b: Builder, name: str, y: str, dims: Dims, width: str, function: str = "") -> str:
     w = b.weight(f"{name}.bias", ("experts", width), decay=False)
-    return b.add("bias", f"{name}.add_bias", {y: dims, w: ("experts", width)}, dims, fused=True)
+    return b.add("bias", f"{name}.add_bias", {y: dims, w: ("experts", width)}, dims, fused=True, function=function)
 
 
 def feed_forward_sizes(ffn: Mlp | Moe | Custom | None, seq_len: float) -> dict[str, float]:

@@ -28,6 +28,8 @@ Terms = tuple[tuple[int, float], ...]
 UNFUSED: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "rope": {"rope": (4.5, 5.0), "rope_grad": (4.5, 5.0)},
     "norm": {"norm": (2.5, 4.0), "norm_grad": (5.7, 8.0)},
+    "sort": {"sort": (1.0, 1.0)},
+    "expert_bias": {"expert_bias": (14.0, 6.0), "expert_bias_grad": (20.0, 9.0)},
 }
 """(bytes over those of one kernel that reads its inputs and writes its outputs, kernels) of what is not fused.
 
@@ -37,7 +39,12 @@ concatenates (1, 1), multiplies by sin (1, 1) and adds (2, 1): 9 for 2, in whate
 value (8, 4), sums that (4), spreads the mean's (4), raises to the power 1 (4, 4), doubles (4, 4), multiplies (8, 4)
 and adds (8, 4): 68 for 12 (torch/csrc/autograd/FunctionsManual.cpp, pow_backward and mean_backward). Casts are
 operators of their own (decompose.py).
+The bias behind experts times its slot's weight in fp32, expert by expert (Megatron Core, moe/experts.py, _apply_bias):
+product (0, 4), sum (6, 4), concatenation (4, 4) and cast (4, 2) are 28 for the 2 read; backward two casts (6, 6), two
+products and sums (12, 12) and a concatenation (4) are 40 for 2.
 """
+FUSED: Mapping[str, tuple[float, float]] = {"expert_bias": (0.0, 0.0), "sort": (0.0, 0.0)}
+"""what costs nothing where it is fused: the bias with the product, the order of experts with the dispatch"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,10 +267,13 @@ def _attentions(
 def _kernels(works: Sequence[Work], table: Floats, rates: Rates, seconds: Floats, unfused: Sequence[str]) -> None:
     positions = [at for at, work in enumerate(works) if work.category == 2]
     if positions:
-        passes = {kind: costs for name in unfused for kind, costs in UNFUSED[name].items()}
+        passes = dict(FUSED) | {kind: costs for name in unfused for kind, costs in UNFUSED[name].items()}
         moved = np.array([evaluate_terms(works[p].terms, table) for p in positions])
         costs = np.array([passes.get(works[p].kind, (1.0, works[p].launches)) for p in positions])
         seconds[positions] = memory_seconds(rates, moved * costs[:, :1], costs[:, 1:])
+        for position in positions:
+            if works[position].kind == "sort":
+                seconds[position] *= np.minimum(table[works[position].groups] - 1.0, 1.0)
 
 
 def _exchanges(
@@ -287,11 +297,15 @@ def _exchanges(
         if axes not in spans:
             spans[axes] = span(axes, symbols, strides, cluster)
         payload = np.array([evaluate_terms(works[p].terms, table) for p in positions])
-        once = None
+        group = spans[axes]
         if kind == "all_to_all" and axis_class(axes) == "ep" and routings:
-            whole, moes = np.ones_like(spans[axes].size), [routings.get(works[p].segment) for p in positions]
-            once = np.array([whole if moe is None else leaving(moe, spans[axes]) for moe in moes])
-        cost = price(kind, payload, spans[axes], cluster, leaving=once)
+            moes = [routings[works[p].segment] for p in positions]
+            domains = np.array([reached(moe, group.size / group.inside[0]) for moe in moes])
+            ranks = np.array([reached(moe, group.size) for moe in moes])
+            sent = payload * _with_tokens(works, positions, payload)
+            cost = price(kind, sent, group, cluster, leaving=domains, inside=ranks)
+        else:
+            cost = price(kind, payload, group, cluster)
         for row, position in enumerate(positions):
             costs[position] = (payload[row], cost.wire_bytes[row], cost.seconds[row])
     exposed = _exposed(works, costs, seconds, hides)
@@ -303,18 +317,31 @@ def _exchanges(
     }
 
 
-def leaving(moe: Moe, group: Group) -> Floats:
-    """Part of the slots that cross to other domains, where a token goes to a domain once.
+SMALL = 1.0 / 64.0
+"""of the largest payload that a segment sends to experts: what is smaller are the slots' weights (4 bytes for a
+hidden state)"""
 
-    Domains that k experts of a token are in: R·(1 − (1 − 1/R)^k) of R in reach by uniform draws. Node-limited
-    routing (DeepSeek-V3, arXiv 2412.19437, section 2.1.2) has those in reach that hold one of the top_groups of
-    groups, drawn without replacement.
+
+def _with_tokens(works: Sequence[Work], positions: Sequence[int], payload: Floats) -> Floats:
+    """0 for the weights of slots, which travel in the tokens' own messages where those go once; else 1."""
+    most: dict[int, Floats] = {}
+    for row, position in enumerate(positions):
+        segment = works[position].segment
+        most[segment] = np.maximum(most.get(segment, payload[row]), payload[row])
+    return np.array([payload[row] > SMALL * most[works[p].segment] for row, p in enumerate(positions)], dtype=float)
+
+
+def reached(moe: Moe, parts: Floats) -> Floats:
+    """Of the slots of a token, the share that are the first in their part, of so many parts of the experts' ranks.
+
+    Parts (scale-up domains, or ranks) that k experts of a token are in: R·(1 − (1 − 1/R)^k) of R in reach by uniform
+    draws. Node-limited routing (DeepSeek-V3, arXiv 2412.19437, section 2.1.2) has those in reach that hold one of the
+    top_groups of groups, drawn without replacement.
     """
-    domains = group.size / group.inside[0]
-    groups, away = float(moe.groups), np.ones_like(domains)
+    groups, away = float(moe.groups), np.ones_like(parts)
     for drawn in range(moe.top_groups):
-        away = away * np.maximum(0.0, (groups - groups / domains - drawn) / (groups - drawn))
-    reach = np.where(domains < groups, domains * (1.0 - away), domains * (moe.top_groups / groups))
+        away = away * np.maximum(0.0, (groups - groups / parts - drawn) / (groups - drawn))
+    reach = np.where(parts < groups, parts * (1.0 - away), parts * (moe.top_groups / groups))
     reach = np.maximum(1.0, reach)
     missed, share = np.ones_like(reach), 1.0 - 1.0 / reach
     for _ in range(moe.top_k):

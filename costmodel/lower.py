@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from distplan.costmodel.casting import NARROW, Casts, casts_of
+from distplan.costmodel.feed_forward import WEIGHTED
 from distplan.costmodel.joined import Joined, joined_products
 from distplan.costmodel.layout import TP, Axes
 from distplan.costmodel.lower_terms import dtype_bytes, held_outputs, segment_sizes, terms_of, traffic, transients_of
@@ -182,17 +183,15 @@ def _works(
         given = node.outputs if node.kind == "ring_exchange" and reduces else node.inputs
         cast = {name: casts.sent[node.outputs[0]] for name in given} if node.outputs[0] in casts.sent else {}
         terms = terms_of(given, program, sizes, table, precision, cast)
-        return [
-            Work(
-                segment=segment,
-                phase=phase,
-                category=category,
-                name=node.name,
-                terms=terms,
-                kind=node.kind,
-                axes=node.axes,
-            )
-        ]
+        sent = Work(
+            segment=segment, phase=phase, category=category, name=node.name, terms=terms, kind=node.kind, axes=node.axes
+        )
+        if node.kind != "all_to_all" or node.axes != ("ep",):
+            return [sent]
+        here = table.number(size_of([("experts", ("ep",))], sizes))
+        moved = tuple((number, 2.0 * factor) for number, factor in terms)
+        order = replace(sent, category=2, name=f"{node.name}.sort", terms=moved, kind="sort", axes=(), groups=here)
+        return [order, sent]
     if node.kind == "einsum":
         a, b, out = set(node.operands[0]), set(node.operands[1]), set(node.result)
         made = [
@@ -248,6 +247,9 @@ def _works(
         ]
     if node.kind in ("scan", "scan_grad"):
         return _scan(segment, phase, node, sizes, table, precision)
+    if node.kind in ("bias", "bias_grad") and node.function == WEIGHTED:
+        terms, kind = terms_of(node.inputs[:1], program, sizes, table, precision, {}), f"expert_{node.kind}"
+        return [Work(segment=segment, phase=phase, category=2, name=node.name, terms=terms, kind=kind)]
     terms = traffic(node, program, sizes, table, precision)
     if not terms:
         return []

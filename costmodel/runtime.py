@@ -150,6 +150,8 @@ class Runtime:
     fused_norm: bool
     fused_rope: bool
     """one kernel rotates q and k (unfused: products with cos and sin, a rotation and a sum)"""
+    fused_expert_bias: bool = True
+    """the bias behind experts is added by the grouped product (unfused: by kernels of its own, times its weight)"""
     attention_kernel: str
     """flash1 | flash2 | flash3 (the best that the device has: FlashAttention-3, cuDNN)"""
     loss: str
@@ -265,6 +267,7 @@ def _read(doc: Document) -> Runtime:
         fused_glu=take(doc, "fused_glu", bool),
         fused_norm=take(doc, "fused_norm", bool),
         fused_rope=take(doc, "fused_rope", bool),
+        fused_expert_bias=take(doc, "fused_expert_bias", bool, default=True),
         attention_kernel=take(doc, "attention_kernel", str, choices=("flash1", "flash2", "flash3")),
         loss=take(doc, "loss", str, choices=LOSSES),
         early_stop=take(doc, "early_stop", bool),

@@ -250,12 +250,17 @@ class Engine:
             causal=self.workload.causal,
             hides={kind: self.runtime.hidden(kind) for kind in self.runtime.overlap},
             kernel_time=self.rates.attention_kernels.get(self.runtime.attention_kernel, 1.0),
-            unfused=[name for name in ("rope", "norm") if not getattr(self.runtime, f"fused_{name}")],
+            unfused=self._unfused(),
             routings=self._routings() if self.runtime.expert_dispatch == "once_per_domain" else {},
             experts_behind_all=self.runtime.expert_overlap == "micro_batches",
             scattered=self.runtime.boundary == "scattered",
             captured=self.runtime.cuda_graph_modules,
         )
+
+    def _unfused(self) -> list[str]:
+        """What takes kernels of its own; tokens that are sent to each of their experts come ordered by rank."""
+        parts = [name for name in ("rope", "norm", "expert_bias") if not getattr(self.runtime, f"fused_{name}")]
+        return [*parts, "sort"] if self.runtime.expert_dispatch == "each" else parts
 
     def _routings(self) -> Mapping[int, Moe]:
         """Segment -> its experts."""

@@ -46,16 +46,23 @@ class CollectiveCost:
 
 
 def price(
-    kind: str, payload_bytes: Floats, group: Group, cluster: Cluster, *, leaving: Floats | None = None
+    kind: str,
+    payload_bytes: Floats,
+    group: Group,
+    cluster: Cluster,
+    *,
+    leaving: Floats | None = None,
+    inside: Floats | float = 1.0,
 ) -> CollectiveCost:
     """Cost of one collective of `kind` (see KINDS), elementwise over payloads and groups.
 
     `leaving`: of an all_to_all, the part of what goes to other domains that really crosses their links, because
-    what several ranks of a domain want is sent there once and passed on inside it.
+    what several ranks of a domain want is sent there once and passed on inside it; `inside`: the part of what moves
+    inside a domain that is left where a rank, too, gets once what several of its experts want.
     """
     links = links_of(cluster)
     if kind == "all_to_all" and leaving is not None:
-        cost = _all_to_all(np.asarray(payload_bytes, dtype=np.float64), group, cluster.tiers, links, leaving)
+        cost = _all_to_all(np.asarray(payload_bytes, dtype=np.float64), group, cluster.tiers, links, leaving, inside)
         return _issued(cost, payload_bytes)
     return price_over(kind, payload_bytes, group, cluster.tiers, links)
 
@@ -251,12 +258,17 @@ def _tree(
 
 
 def _all_to_all(
-    payload: Floats, group: Group, tiers: Sequence[Tier], links: Sequence[Link], once: Floats | None = None
+    payload: Floats,
+    group: Group,
+    tiers: Sequence[Tier],
+    links: Sequence[Link],
+    once: Floats | None = None,
+    passed_on: Floats | float = 1.0,
 ) -> CollectiveCost:
     """Every rank sends 1/n of its payload to every rank; what leaves a domain passes the rank's own NIC.
 
-    `once`: see `leaving` of price; all that a domain gets then moves inside it (hierarchical dispatch, DeepSeek-V3,
-    arXiv 2412.19437, section 3.2.2), at the same time as the next piece crosses.
+    `once`: see `leaving` of price; what a domain gets then moves inside it (hierarchical dispatch, DeepSeek-V3,
+    arXiv 2412.19437, section 3.2.2), at the same time as the next piece crosses. `passed_on`: its `inside`.
     """
     n = group.size
     curves = [link.curves["all_to_all"] for link in links]
@@ -264,7 +276,7 @@ def _all_to_all(
     g = group.inside[0]
     rate = tiers[0].bandwidth * curves[0].efficiency * _share(tiers[0], links[0], g)
     inside = n if once is None else g
-    transfer = crossed[0] * (g - 1.0 + curves[0].own_copy) / inside * payload / rate
+    transfer = crossed[0] * (g - 1.0 + curves[0].own_copy) / inside * passed_on * payload / rate
     base = crossed[0] * curves[0].base_seconds
     latency = (g - 1.0) * curves[0].rank_seconds
     for t in range(1, len(tiers)):
@@ -280,7 +292,7 @@ def _all_to_all(
     seconds = curve_seconds(base + latency, transfer, large, knee)
     wire = (n - 1.0) / n * payload
     if once is not None:
-        wire = (g - 1.0) / g * payload + (n - g) / n * payload * once
+        wire = (g - 1.0) / g * payload * passed_on + (n - g) / n * payload * once
     return CollectiveCost(seconds, wire, np.where(n > 1.0, DIRECT, NONE), seconds)
 
 

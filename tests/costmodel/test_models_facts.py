@@ -15,7 +15,7 @@ from distplan.costmodel.combine import local_tables
 from distplan.costmodel.estimate import Estimate, estimate
 from distplan.costmodel.graph import parameters
 from distplan.costmodel.hf_config import load_json, read_config
-from distplan.costmodel.local_costs import leaving
+from distplan.costmodel.local_costs import reached
 from distplan.costmodel.model import Attention, Mlp, Model, Moe, Workload
 from distplan.costmodel.model_file import load_model
 from distplan.costmodel.runtime import Runtime, load_runtime
@@ -205,7 +205,7 @@ def test_a_token_goes_once_to_every_domain_that_its_experts_are_in(groups: int, 
     group = group_span([(ranks, np.ones(1))], H800, ranks)
     drawn = domains_of(moe, domains) / moe.top_k
     # experts drawn without replacement spread a little more
-    assert float(leaving(moe, group)[0]) == pytest.approx(drawn, rel=0.06)
+    assert float(reached(moe, group.size / group.inside[0])[0]) == pytest.approx(drawn, rel=0.06)
 
 
 def test_sending_once_moves_no_more_and_inside_one_domain_nothing_changes() -> None:
@@ -215,7 +215,7 @@ def test_sending_once_moves_no_more_and_inside_one_domain_nothing_changes() -> N
         group = group_span([(size, np.ones(1))], H800, size)
         payload = np.array([4096.0 * 8 * 7168 * 2])
         plain = price("all_to_all", payload, group, H800)
-        once = price("all_to_all", payload, group, H800, leaving=leaving(moe, group))
+        once = price("all_to_all", payload, group, H800, leaving=reached(moe, group.size / group.inside[0]))
         assert float(once.seconds[0]) <= float(plain.seconds[0])
         if ranks == 8.0:
             assert float(once.seconds[0]) == float(plain.seconds[0])
