@@ -68,14 +68,14 @@ def balance(
     """The best cut of one strategy, of which `estimate` (columns of length 1) is the default's price, and
     `simulated_seconds` its step where that is known.
 
-    None without a pipeline, or where the runtime cuts the layers itself. One chunk a stage, or layers all
+    None without a pipeline, or where the runtime or the user cuts the layers. One chunk a stage, or layers all
     of one kind: dynamic programming,
     exact in the heaviest stage; of equally good cuts the shortest simulated one (at most 8 are tried). Several
     chunks of several kinds of layers, or recomputation chosen stage by stage: a mixed-integer program with at most
     `time_limit` seconds.
     """
     rule = runtime.rules["uneven_stages"]
-    if strategy.pp == 1 or rule == "none":
+    if strategy.pp == 1 or rule == "none" or strategy.stage_layers:
         return None
     problem = problem_of(model, workload, cluster, runtime, strategy, estimate)
     uniform = tuple(min(problem.default_again, n) for n in problem.stage_layers(problem.default))

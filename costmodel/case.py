@@ -87,7 +87,7 @@ def case_of(
         eng=eng,
         strategy=strategy,
         estimate=estimate,
-        cut=eng.split(strategy.pp, strategy.vpp, strategy.schedule),
+        cut=eng.split(strategy.pp, strategy.vpp, strategy.schedule, strategy.stage_layers),
         columns=columns_of(strategy, gpus[0]),
         local=local_tables(eng, rows, gpus),
         state=state_tables(eng, rows, gpus),

@@ -74,7 +74,7 @@ def communication(eng: Engine, rows: Strategies, gpus: Floats, costs: GroupCosts
 
 
 def _of_row(eng: Engine, ledger: _Ledger, row: int, strategy: Strategy, gpus: float, costs: GroupCosts) -> None:
-    cut = eng.split(strategy.pp, strategy.vpp, strategy.schedule)
+    cut = eng.split(strategy.pp, strategy.vpp, strategy.schedule, strategy.stage_layers)
     critical = int(costs.critical[row])
     run = next(r for r in cut.stages if r.first <= critical < r.first + r.count)
     share = float(recomputed_share(costs.recompute_layers[row : row + 1], run)[0])

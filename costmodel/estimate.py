@@ -93,7 +93,7 @@ def estimate(
     )
     local = local_tables(eng, rows, gpus)
     state = state_tables(eng, rows, gpus)
-    _, group = distinct(rows.columns["pp"], rows.columns["vpp"], rows.columns["schedule"])
+    _, group = distinct(rows.columns["pp"], rows.columns["vpp"], rows.columns["schedule"], rows.cut)
     out = GroupCosts.empty(len(rows), detail)
     for number in range(int(group.max(initial=-1)) + 1):
         members = np.flatnonzero(group == number)
@@ -128,6 +128,7 @@ def _of_group(
         usable=usable,
         global_batch=global_batch,
         detail=detail,
+        cut=eng.split(first.pp, first.vpp, first.schedule, first.stage_layers),
     )
 
 

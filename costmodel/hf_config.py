@@ -179,6 +179,7 @@ def _derive(section: Document, family: Family, values: dict[str, Any], lists: Ma
     values["ffn"] //= values["ffn_divisor"]
     if values["kv_lora_rank"]:
         values["head_dim"] = values["qk_nope_head_dim"] + values["qk_rope_head_dim"]
+        values["kv_heads"] = 0  # every head has keys and values of its own, whatever num_key_value_heads says
     else:
         values["v_head_dim"] = 0
     if not values["ffn"] and not values["experts"] and not {"ffn", "experts"} & lists.keys():

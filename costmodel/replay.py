@@ -31,12 +31,12 @@ def load_of(
     cut: Split | None = None,
 ) -> StageLoad:
     """Seconds of every stage and chunk of one strategy: what the closed form gets, columns of length 1. `cut`: the
-    split of the layers, the runtime's default if None."""
+    split of the layers, the strategy's if None."""
     rows = Strategies.of([strategy])
     eng = engine(model, workload, cluster, runtime)
     gpus = np.array([float(strategy.gpus)])
     if cut is None:
-        cut = eng.split(strategy.pp, strategy.vpp, strategy.schedule)
+        cut = eng.split(strategy.pp, strategy.vpp, strategy.schedule, strategy.stage_layers)
     local, state = local_tables(eng, rows, gpus), state_tables(eng, rows, gpus)
     layers = np.array([recompute_layers])
     s = strategy

@@ -97,11 +97,9 @@ def group_costs(
     usable: float,
     global_batch: float,
     detail: bool,
-    cut: Split | None = None,
+    cut: Split,
 ) -> GroupCosts:
-    """Costs of rows of one (pp, vpp, schedule); `cut`: the split of the layers, the runtime's default if None."""
-    if cut is None:
-        cut = eng.split(pp, vpp, schedule)
+    """Costs of rows of one (pp, vpp, schedule) and `cut` of the layers."""
     dp = rows.degree("dp_replicate") * rows.degree("dp_shard")
     m = global_batch / (dp * rows.degree("micro_batch"))
     states = [

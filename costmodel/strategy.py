@@ -50,6 +50,9 @@ class Strategy:
     recompute: str = "none"
     recompute_layers: int = 0
     """layers per stage that recompute = full repeats; 0 = the least that fits"""
+    stage_layers: tuple[int, ...] = ()
+    """a cut by hand: layers of every chunk in the order of the model (v·pp + s is the v-th chunk of stage s);
+    () = as the runtime cuts"""
 
     @property
     def dp(self) -> int:
@@ -62,9 +65,14 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class Strategies:
-    """Columns of equal length: float64 for every degree, int8 codes for every structure field."""
+    """Columns of equal length: float64 for every degree, int8 codes for every structure field.
+
+    Rows cut by hand have the columns `cut` (index into `cuts`; 0 = as the runtime cuts), and the number, sum and least
+    inner of its chunks' layers for the rules.
+    """
 
     columns: Mapping[str, NDArray[np.generic]]
+    cuts: tuple[tuple[int, ...], ...] = ((),)
 
     @staticmethod
     def of(strategies: Iterable[Strategy]) -> Strategies:
@@ -76,7 +84,13 @@ class Strategies:
             codes = [values.index(str(getattr(row, name)).lower()) for row in rows]
             columns[name] = np.array(codes, dtype=np.int8)
         columns["recompute_layers"] = np.array([float(row.recompute_layers) for row in rows], dtype=np.float64)
-        return Strategies(columns)
+        cuts = tuple(dict.fromkeys(((), *(row.stage_layers for row in rows))))
+        if len(cuts) > 1:
+            columns["cut"] = np.array([float(cuts.index(row.stage_layers)) for row in rows])
+            columns["cut_chunks"] = np.array([float(len(row.stage_layers)) for row in rows])
+            columns["cut_layers"] = np.array([float(sum(row.stage_layers)) for row in rows])
+            columns["cut_least"] = np.array([float(min(row.stage_layers[1:-1], default=1)) for row in rows])
+        return Strategies(columns, cuts)
 
     def __len__(self) -> int:
         return len(self.columns["tp"])
@@ -84,6 +98,9 @@ class Strategies:
     def __getitem__(self, index: int) -> Strategy:
         values: dict[str, Any] = {}
         for f in fields(Strategy):
+            if f.name == "stage_layers":
+                values[f.name] = self.cuts[int(self.cut[index])]
+                continue
             if f.name == "recompute_layers":
                 values[f.name] = int(self.recompute_layers[index])
                 continue
@@ -97,7 +114,13 @@ class Strategies:
         return Strategy(**values)
 
     def take(self, rows: NDArray[np.intp] | NDArray[np.bool_] | slice) -> Strategies:
-        return Strategies({name: column[rows] for name, column in self.columns.items()})
+        return Strategies({name: column[rows] for name, column in self.columns.items()}, self.cuts)
+
+    @property
+    def cut(self) -> Floats:
+        """Index into `cuts` of every row."""
+        column = self.columns.get("cut")
+        return np.zeros(len(self)) if column is None else column.astype(np.float64, copy=False)
 
     @property
     def recompute_layers(self) -> Floats:

@@ -30,7 +30,7 @@ from distplan.costmodel.placements import check_marks, marks_of
 from distplan.costmodel.program import SegmentProgram, Structure
 from distplan.costmodel.runtime import Runtime, on_cluster
 from distplan.costmodel.sizes import mesh_strides, mesh_symbols, padded_vocab
-from distplan.costmodel.stages import Split, split
+from distplan.costmodel.stages import Split, split, split_of
 from distplan.costmodel.state import LoweredState, StateCosts, clip_seconds, lower_state, state_costs, tied_gradients
 from distplan.costmodel.strategy import STRUCTURE, Floats, Strategy
 from distplan.hardware.calibrated import rates_of
@@ -154,8 +154,11 @@ class Engine:
         """Of the device's bytes, likewise."""
         return measured_band(self.cluster, f"memory_band_{self.like[2]}") or fitted.memory_band(*self.like)
 
-    def split(self, pp: int, vpp: int, schedule: str) -> Split:
-        """The runtime's default split of the layers."""
+    def split(self, pp: int, vpp: int, schedule: str, by_hand: tuple[int, ...] = ()) -> Split:
+        """The layers of every chunk as the user says, else the runtime's default split."""
+        if by_hand:
+            mtp = self.model.mtp_layers
+            return split_of(self.pattern, len(self.segments), by_hand, pp, vpp, schedule, mtp)
         return split(self.pattern, len(self.segments), pp, vpp, schedule, self.model.mtp_layers)
 
     def structure(self, sp: str, cp_kind: str, recompute: str) -> Structure:

@@ -53,9 +53,12 @@ SOLVED: Mapping[str, Row] = {
         takes="N",
         help="Layers per stage that full recompute repeats; the least that fits unless told.",
         aliases=("recompute-num-layers",),
-    )
+    ),
+    "stage_layers": Row(
+        takes="N,N,...", help="Layers of every stage, cut by hand: 15,16,16,17 or 15,16*2,17 (with vpp of every chunk)."
+    ),
 }
-"""what a search solves and only an estimate may be told"""
+"""what a search solves, or leaves to the runtime, and only an estimate may be told"""
 
 WORKLOAD: Mapping[str, Row] = {
     "global_batch": Row(

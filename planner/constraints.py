@@ -233,7 +233,8 @@ def _words(strategy: Strategy, context: Context) -> _Words:
         batch_unit=s.micro_batch * s.dp, batch_rest=facts["global_batch"] % (s.micro_batch * s.dp),
         rounds=max(1.0, m // s.pp), expert_ranks=expert_ranks,
         expert_dp=expert_ranks / (s.ep * s.etp), hidden_per_rank=facts["hidden"] / s.tp,
-        missing_option=", ".join(missing), legal_degrees=", ".join(only),
+        stage_layers=",".join(str(layers) for layers in s.stage_layers), cut_chunks=len(s.stage_layers),
+        cut_layers=sum(s.stage_layers), missing_option=", ".join(missing), legal_degrees=", ".join(only),
         micro_batch_rule=schedule_rule.get(s.schedule, ""),
         experts_too=f" (experts' {experts} by etp {s.etp})" if experts else "",
     )  # fmt: skip

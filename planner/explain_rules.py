@@ -72,7 +72,8 @@ def _given(found: Evaluated) -> tuple[Context, Strategy, str]:
 def _example(name: str) -> tuple[Context, Strategy, str]:
     """A job that breaks the rule."""
     said = _reasons()[name]["example"]
-    strategy = Strategy(**said["strategy"])
+    given = said["strategy"]
+    strategy = Strategy(**given | {"stage_layers": tuple(given.get("stage_layers", ()))})
     overrides = {"global_batch": 512, "seq_len": 4096} | said.get("workload", {})
     if said["model"] == "gpt2":
         overrides["seq_len"] = 1024

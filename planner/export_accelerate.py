@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distplan.planner.launcher import Exported, Job, Unsaid, other_order
+from distplan.planner.launcher import BY_HAND, Exported, Job, Unsaid, other_order
 from distplan.planner.output import yaml_text
 
 ROTATIONS = {"ring": "alltoall", "all_gather": "allgather"}
@@ -91,6 +91,7 @@ def _unsaid(job: Job, fsdp: bool) -> tuple[Unsaid, ...]:
         *job.unsaid(
             "cp", s.cp if rotated(job) else 1, "cp_comm_strategy is alltoall or allgather; Ulysses needs DeepSpeed"
         ),
+        *job.unsaid("stage_layers", "", BY_HAND),
         *job.unsaid("cp_inner", 1, "context parallelism has one level"),
         *job.unsaid("cp_kind", s.cp_kind if rotated(job) else "none", "cp_comm_strategy is alltoall or allgather"),
         *job.unsaid("sp", False, "the model's tensor parallel plan says it"),

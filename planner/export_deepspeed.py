@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distplan.planner.launcher import Exported, Job, Unsaid, other_order
+from distplan.planner.launcher import BY_HAND, Exported, Job, Unsaid, other_order
 from distplan.planner.output import json_text
 
 MOST_ZERO_WITH_AUTOTP = 2
@@ -97,6 +97,7 @@ def _unsaid(job: Job) -> tuple[Unsaid, ...]:
         *job.unsaid("vpp", 1, "its pipeline is not interleaved"),
         *job.unsaid("schedule", "1f1b", "its pipeline is 1F1B"),
         *job.unsaid("cp", cp, f"{program}; DeepSpeed's own context parallelism is Ulysses"),
+        *job.unsaid("stage_layers", "", BY_HAND),
         *job.unsaid("cp_inner", 1, "context parallelism has one level"),
         *job.unsaid("cp_kind", "ulysses" if ulysses else "none", program),
         *job.unsaid("etp", s.etp if s.ep > 1 else 1, program),

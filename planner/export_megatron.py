@@ -6,7 +6,7 @@ are those words with dashes, and a few of their own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distplan.costmodel.model import Moe
@@ -187,8 +187,11 @@ def _parallel(job: Job) -> dict[str, Any]:
         values["hierarchical_context_parallel_sizes"] = [s.cp_inner, s.cp // s.cp_inner]
     chunks = s.pp * s.vpp
     first, last = counted(job.model.layers, chunks)
-    if s.pp > 1 and job.model.mtp_layers and (job.model.layers + first + last) % chunks:
-        return values | {LAYOUT: layout(job.model.layers, chunks, job.model.mtp_layers)}
+    mtp = job.model.mtp_layers
+    if s.stage_layers and s.pp > 1:
+        return values | {LAYOUT: layout(s.stage_layers, mtp)}
+    if s.pp > 1 and mtp and (job.model.layers + first + last) % chunks:
+        return values | {LAYOUT: layout(chunk_layers(job.model.layers, chunks, mtp), mtp)}
     if first:
         values["account_for_embedding_in_pipeline_split"] = True
     if last:
@@ -196,9 +199,9 @@ def _parallel(job: Job) -> dict[str, Any]:
     return values
 
 
-def layout(layers: int, chunks: int, mtp_layers: int) -> str:
-    """Megatron's words for the default split with multi-token prediction: E embedding, t layer, m module, L loss."""
-    sizes = ["t" * number for number in chunk_layers(layers, chunks, mtp_layers)]
+def layout(layers: Sequence[int], mtp_layers: int) -> str:
+    """Megatron's words for the layers of every chunk: E embedding, t layer, m multi-token prediction, L loss."""
+    sizes = ["t" * number for number in layers]
     sizes[0] = f"E{sizes[0]}"
     sizes[-1] = f"{sizes[-1]}{'m' * mtp_layers}L"
     return "|".join(sizes)

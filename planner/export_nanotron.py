@@ -6,7 +6,7 @@ from typing import Any
 
 from distplan.costmodel.model import Attention, Mlp, Moe
 from distplan.hardware.errors import DistplanError
-from distplan.planner.launcher import Exported, Job, Unsaid, other_order
+from distplan.planner.launcher import BY_HAND, Exported, Job, Unsaid, other_order
 from distplan.planner.output import yaml_text
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -96,6 +96,7 @@ def _unsaid(job: Job) -> tuple[Unsaid, ...]:
         *job.unsaid("dp_replicate", 1, "dp is one group"),
         *job.unsaid("vpp", 1, other),
         *job.unsaid("schedule", "f_then_b" if s.schedule == "f_then_b" else "1f1b", "pp_engine is afab or 1f1b"),
+        *job.unsaid("stage_layers", "", BY_HAND),
         *job.unsaid("cp_inner", 1, "context parallelism has one level"),
         *job.unsaid("cp_kind", "ring" if s.cp > 1 else "none", "context parallelism is a ring"),
         *job.unsaid("etp", 1, other),

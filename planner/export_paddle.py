@@ -9,7 +9,7 @@ from __future__ import annotations
 from pprint import pformat
 from typing import Any
 
-from distplan.planner.launcher import Exported, Job, Unsaid
+from distplan.planner.launcher import BY_HAND, Exported, Job, Unsaid
 
 LEVELS = {2: "os_g", 3: "p_g_os"}
 """ZeRO stage -> level of group_sharded_parallel; stage 1 is what hybrid sharding does by itself"""
@@ -91,6 +91,7 @@ def _unsaid(job: Job) -> tuple[Unsaid, ...]:
         taken = "bf16-grads"
     return (
         *job.unsaid("sp", False, "the model's layers say it (ColumnSequenceParallelLinear, RowSequenceParallelLinear)"),
+        *job.unsaid("stage_layers", "", BY_HAND),
         *job.unsaid("cp_inner", 1, "context parallelism has one level"),
         *job.unsaid(
             "cp_kind", "ulysses" if s.cp > 1 else "none", "sep is a group; the attention of the model says what it does"

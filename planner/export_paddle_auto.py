@@ -8,7 +8,7 @@ from typing import Any
 
 from distplan.costmodel.model import Moe
 from distplan.planner.export_paddle import DTYPES, python_constants
-from distplan.planner.launcher import Exported, Job, Unsaid
+from distplan.planner.launcher import BY_HAND, Exported, Job, Unsaid
 from distplan.planner.paddle_placements import EXPERT_AXES, weight_places
 
 SCHEDULES = {"f_then_b": "FThenB", "1f1b": "1F1B", "interleaved": "VPP", "zb_h1": "ZBH1", "zb_v": "ZBVPP"}
@@ -153,6 +153,7 @@ def _unsaid(job: Job) -> tuple[Unsaid, ...]:
     model = "the model's code says it"
     taken = {"bf16": "bf16-grads" if w.precision.gradients == "bf16" else "bf16", "fp16": "fp16"}
     return (
+        *job.unsaid("stage_layers", "", BY_HAND),
         *job.unsaid("cp_inner", 1, "context parallelism has one level"),
         *job.unsaid(
             "cp_kind", "all_gather" if s.cp > 1 else "none", "attention over a sharded sequence gathers keys and values"

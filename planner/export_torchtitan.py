@@ -9,7 +9,7 @@ from math import ceil
 from typing import Any
 
 from distplan.costmodel.strategy import CHUNKED
-from distplan.planner.launcher import Exported, Job, Unsaid, other_order
+from distplan.planner.launcher import BY_HAND, Exported, Job, Unsaid, other_order
 
 SCHEDULES = {"f_then_b": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb_v": "ZBVZeroBubble"}
 CHECKPOINTS = {"none": "none", "selective": "selective", "full": "full"}
@@ -119,6 +119,7 @@ def _unsaid(job: Job, cut: bool) -> tuple[Unsaid, ...]:
         *job.unsaid(
             "schedule", s.schedule if s.pp > 1 and s.schedule in SCHEDULES else "1f1b", "torch has no such schedule"
         ),
+        *job.unsaid("stage_layers", "", BY_HAND),
         *job.unsaid("cp_inner", 1, "context parallelism has one level"),
         *job.unsaid("cp_kind", "all_gather" if s.cp > 1 else "none", "torchtitan 0.3 gathers keys and values"),
         *job.unsaid("etp", 1, "tensor parallelism inside experts is not an option of its own"),

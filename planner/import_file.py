@@ -62,7 +62,7 @@ def import_file(
     document, found = _document(file, text, launcher)
     reading = READERS[found](document, layers)
     unsaid, unknown = _restorable(read_unsaid(_comments(document, text)))
-    facts = _meant({"cp_inner": 1, **reading.facts}, unsaid)
+    facts = _meant({"cp_inner": 1, "stage_layers": "", **reading.facts}, unsaid)
     if gpus is not None:
         facts["gpus"] = gpus
     strategy = _strategy(facts, document, unsaid)
@@ -130,6 +130,9 @@ def _meant(facts: dict[str, Any], unsaid: tuple[Unsaid, ...]) -> dict[str, Any]:
 
 def _strategy(facts: Mapping[str, Any], document: Document, unsaid: tuple[Unsaid, ...]) -> Strategy:
     values = {f.name: facts[f.name] for f in fields(Strategy) if facts.get(f.name) is not None}
+    by_hand = str(values.pop("stage_layers", ""))
+    if by_hand:
+        values["stage_layers"] = tuple(int(number) for number in by_hand.split(",") if number.isdigit())
     model_parallel = values.get("tp", 1) * values.get("pp", 1) * values.get("cp", 1)
     gpus = facts.get("gpus")
     if "dp_shard" not in values:

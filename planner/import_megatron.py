@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from distplan.costmodel.stages import chunk_layers
 from distplan.hardware.documents import Document, Keys, take
 from distplan.planner.export_megatron import CP_COMM, FP8, SHARDING
 from distplan.planner.import_arguments import LOOSE
@@ -28,6 +29,8 @@ _MODEL = {
 """our word -> the argument"""
 _LAYOUT = "pipeline-model-parallel-layout"
 _LEVELS = "hierarchical-context-parallel-sizes"
+_LONGEST = 1_000_000
+"""letters of a layout, repeats spelled out"""
 _GRANULARITY = {"full": "full", "selective": "selective"}
 
 
@@ -49,6 +52,7 @@ def read_megatron(document: Document, layers: int | None = None) -> Reading:
         "cp": cp,
         "cp_kind": one_of(doc, "cp-comm-type", {v: k for k, v in CP_COMM.items()}, "ring") if cp > 1 else "none",
         "cp_inner": _cp_inner(doc, cp),
+        "stage_layers": _by_hand(doc, known, pp),
         "ep": _degree(doc, "expert-model-parallel-size"),
         # Megatron's experts are split like everything else unless told otherwise
         "etp": take(
@@ -113,21 +117,39 @@ def _sizes(doc: Document) -> Mapping[str, Any]:
     }
 
 
-def _laid_out(doc: Document, pp: int) -> int:
-    """Chunks per rank of a layout such as Et|(tt|)*6tL: `|` ends a chunk, `*n` repeats a letter, a bar or a group."""
+def _laid_out(doc: Document, pp: int) -> tuple[int, ...]:
+    """Layers of every chunk of a layout such as Et|(tt|)*6tL: `|` ends a chunk, `*n` repeats a letter, a bar or a
+    group."""
     written = take(doc, _LAYOUT, str).replace(",", "")
-    chunks = 1
-    for group, groups, letter, letters in re.findall(r"\(([^()]*)\)(?:\*(\d{1,4}))?|([^()])(?:\*(\d{1,4}))?", written):
-        inner = sum(int(times or 1) for times in re.findall(r"\|(?:\*(\d{1,4}))?", group))
-        chunks += inner * int(groups or 1) + (letter == "|") * int(letters or 1)
-    if chunks % pp:
-        raise doc.error(f"{chunks} chunks do not go round {pp} stages", _LAYOUT)
-    return chunks // pp
+    long = sum(int(times) for times in re.findall(r"\*(\d{1,4})", written))
+    if len(written) * max(1, long) > _LONGEST:
+        raise doc.error("is longer than any model", _LAYOUT)
+    spelled = re.sub(r"\(([^()]*)\)(?:\*(\d{1,4}))?", lambda m: _repeated(m[1]) * int(m[2] or 1), written)
+    chunks = tuple(chunk.count("t") for chunk in _repeated(spelled).split("|"))
+    if len(chunks) % pp:
+        raise doc.error(f"{len(chunks)} chunks do not go round {pp} stages", _LAYOUT)
+    return chunks
+
+
+def _repeated(written: str) -> str:
+    return re.sub(r"([^()*])\*(\d{1,4})", lambda m: m[1] * int(m[2]), written)
+
+
+def _by_hand(doc: Document, model: Mapping[str, Any], pp: int) -> str:
+    """A layout that is not the default cut of as many layers; it must hold all of them."""
+    if doc.value.get(_LAYOUT) is None:
+        return ""
+    chunks = _laid_out(doc, pp)
+    layers = model.get("layers", sum(chunks))
+    if sum(chunks) != layers:
+        raise doc.error(f"holds {sum(chunks)} layers (t) of {layers}", _LAYOUT)
+    defaults = {chunk_layers(layers, len(chunks), mtp) for mtp in (0, take(doc, "mtp-num-layers", int, default=0))}
+    return "" if chunks in defaults else ",".join(str(number) for number in chunks)
 
 
 def _chunks(doc: Document, model: Mapping[str, Any], pp: int) -> int:
     if doc.value.get(_LAYOUT) is not None:
-        return _laid_out(doc, pp)
+        return len(_laid_out(doc, pp)) // pp
     if doc.value.get("num-layers-per-virtual-pipeline-stage") is None:
         return _degree(doc, "num-virtual-stages-per-pipeline-rank")
     each = take(doc, "num-layers-per-virtual-pipeline-stage", int, minimum=1)

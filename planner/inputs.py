@@ -57,6 +57,16 @@ def whole_numbers(option: str, text: str, *, least: int = 1, most: int = MAX_DEG
     return tuple(dict.fromkeys(values))
 
 
+def layers_by_hand(option: str, text: str) -> tuple[int, ...]:
+    """'15,16,16,17' or '15,16*2,17': a number for every chunk."""
+    layers: list[int] = []
+    for item in _items(option, text):
+        each, star, times = item.partition("*")
+        count = _whole(option, times, least=1, most=MAX_COUNTS) if star else 1
+        layers += [_whole(option, each, least=0, most=MAX_DEGREE)] * count
+    return tuple(layers)
+
+
 def one_number(option: str, text: str, *, least: int = 1, most: int = MAX_DEGREE) -> int:
     values = whole_numbers(option, text, least=least, most=most)
     if len(values) != 1:
@@ -105,6 +115,8 @@ def quantity(option: str, text: str | None, parse: Callable[[object], float]) ->
 
 def dimension(field: str, option: str, text: str) -> tuple[object, ...]:
     """The values that the user allows for one field of Strategy, of the field's own type."""
+    if field == "stage_layers":
+        return (layers_by_hand(option, text),)
     if field == "zero":
         return whole_numbers(option, text, least=0, most=3)
     if field in STRUCTURE:

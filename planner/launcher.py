@@ -22,6 +22,7 @@ from distplan.planner.plan_file import PlanFile
 STRATEGY_FACTS = tuple(field.name for field in fields(Strategy))
 JOB_FACTS = ("gpus", "global_batch", "seq_len", "precision", "optimizer", "attention", "clip_grad", "offload_optimizer")
 Fact = int | bool | str
+BY_HAND = "the layers of every stage are not its file's to say"
 _UNKNOWN = "?"
 """what a launcher takes where the file leaves it open"""
 
@@ -58,6 +59,7 @@ class Job:
     def facts(self) -> Mapping[str, Fact]:
         named = {name: getattr(self.strategy, name) for name in STRATEGY_FACTS}
         return named | {
+            "stage_layers": ",".join(str(layers) for layers in self.strategy.stage_layers),
             "recompute_layers": self.recompute_layers,
             "gpus": self.strategy.gpus,
             "global_batch": self.workload.global_batch,

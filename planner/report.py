@@ -119,6 +119,8 @@ def _strategy(best: Plain) -> Iterator[RenderableType]:
     inner = f" (all-to-all over {chosen['cp_inner']})" if chosen["cp_inner"] > 1 else ""
     kind = f"   cp_kind {chosen['cp_kind']}{inner}" if chosen["cp"] > 1 else ""
     yield line(f"zero {chosen['zero']}   sp {'yes' if chosen['sp'] else 'no'}{kind}   schedule {chosen['schedule']}")
+    if chosen["stage_layers"]:
+        yield line(f"stages by hand: layers {split_label(chosen['stage_layers'])}")
     batches = count(best["num_micro_batches"], "micro-batch", "micro-batches")
     yield line(f"micro_batch {chosen['micro_batch']}   {batches} per step of {best['global_batch']:,} sequences")
     layers = f" of {count(best['recompute_layers'], 'layer')} per stage" if chosen["recompute"] != "none" else ""

@@ -110,10 +110,28 @@ def _vocab(values: Values, runtime: Runtime) -> Any:
     return ~_divides(values["tp"], values["vocab"])
 
 
+def _default_cut(values: Values) -> Any:
+    """The runtime cuts the layers: no numbers are given."""
+    return values["cut"] == 0.0 if "cut" in values else True
+
+
+def _stage_layers(values: Values, runtime: Runtime) -> Any:
+    if "cut" not in values:
+        return _no(values)
+    whole = (values["cut_chunks"] == values["pp"] * values["vpp"]) & (values["cut_layers"] == values["layers"])
+    return (values["cut"] > 0.0) & ~(whole & (values["cut_least"] > 0.0))
+
+
+def _uneven(values: Values, runtime: Runtime) -> Any:
+    if "cut" not in values or runtime.rules["uneven_stages"] != "none":
+        return _no(values)
+    return values["cut"] > 0.0
+
+
 def _filled(values: Values, runtime: Runtime) -> Any:
     chunks = values["pp"] * values["vpp"]
     counted = runtime.rules["chunks"] != "even" or runtime.rules["layers"] == "even_counted"
-    return chunks > values["layers"] + (2.0 + values["mtp_layers"] if counted else 0.0)
+    return (chunks > values["layers"] + (2.0 + values["mtp_layers"] if counted else 0.0)) & _default_cut(values)
 
 
 def _even(chunks: Any, values: Values, counted: bool) -> Any:
@@ -130,7 +148,7 @@ def _layers(values: Values, runtime: Runtime) -> Any:
     variant = runtime.rules["layers"]
     if variant == "any":
         return _no(values)
-    return (values["vpp"] == 1) & ~_even(values["pp"], values, variant == "even_counted")
+    return (values["vpp"] == 1) & ~_even(values["pp"], values, variant == "even_counted") & _default_cut(values)
 
 
 def per_stage_cut(chunks: Any, layers: float) -> Any:
@@ -147,7 +165,7 @@ def _chunks(values: Values, runtime: Runtime) -> Any:
         legal = (values["vpp"] == 2) | per_stage_cut(chunks, values["layers"])
     else:
         legal = _even(chunks, values, variant == "even_counted")
-    return (values["vpp"] > 1) & ~legal
+    return (values["vpp"] > 1) & ~legal & _default_cut(values)
 
 
 def _batch(values: Values, runtime: Runtime) -> Any:
@@ -301,7 +319,7 @@ MASKS: Mapping[str, Callable[[Values, Runtime], Any]] = {
     "DP001": _gpus, "DP002": _degrees, "DP003": _schedule, "DP004": _heads, "DP005": _kv_heads,
     "DP006": _ffn, "DP007": _vocab, "DP008": _filled, "DP009": _layers, "DP010": _chunks,
     "DP011": _batch, "DP012": _stages, "DP013": _interleaved, "DP014": _experts, "DP015": _expert_mesh,
-    "DP016": _expert_tp, "DP017": _expert_replicas, "DP018": _vpp,
+    "DP016": _expert_tp, "DP017": _expert_replicas, "DP018": _vpp, "DP019": _stage_layers, "DP020": _uneven,
     "DP030": _options, "DP031": _sp_alone, "DP032": _sp_sequence, "DP033": _cp_kind,
     "DP034": _cp_sequence, "DP035": _ulysses, "DP036": _zero_with_pp, "DP037": _hsdp,
     "DP038": _expert_sp, "DP039": _offload, "DP040": _cp_inner, "DP041": _inner_heads, "DP090": _width,

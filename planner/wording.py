@@ -22,6 +22,7 @@ def strategy_label(strategy: Plain) -> str:
     words += [f"zero{strategy['zero']}", f"mb{strategy['micro_batch']}"]
     words += [strategy["schedule"]] if strategy["pp"] > 1 and strategy["vpp"] == 1 else []
     words += [f"recompute-{strategy['recompute']}"] if strategy["recompute"] != "none" else []
+    words += [f"layers{split_label(strategy['stage_layers'])}".replace(", ", ",")] if strategy["stage_layers"] else []
     return " ".join(words)
 
 
