@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from random import Random
 from typing import Any
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")
@@ -22,6 +23,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from distplan.costmodel.hf_config import load_json, read_config
 from distplan.costmodel.hf_families import table
 from distplan.costmodel.model import Attention
+from distplan.hardware.documents import Document
 
 NEEDED: dict[str, dict[str, Any]] = {
     # classes whose defaults alone make no model
@@ -46,6 +48,24 @@ TURNED_ELSEWHERE = {
 }  # fmt: skip
 """families with a switch that this schema has no word for: biases of low-rank projections, of QK norms, of
 shared experts alone, of the output gate"""
+VARIED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), (4, 6, 12)),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size", "intermediate_size_mlp"), (1408, 2816, 4096)),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), (16, 32, 60)),
+    **dict.fromkeys(("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"), (0, 1, 2)),
+    **dict.fromkeys(("n_shared_experts", "moe_num_shared_experts"), (1, 2, 3)),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), (32, 64, 128)),
+    **dict.fromkeys(("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval"), (1, 2)),
+    **dict.fromkeys(("linear_num_value_heads", "linear_value_head_dim"), (16, 64)),
+    "num_attention_heads": (8, 16, 32), "n_head": (8, 16), "n_heads": (8, 16), "vocab_size": (32000, 50257, 151936),
+    "moe_intermediate_size": (256, 768), "shared_expert_intermediate_size": (512, 1024), "kv_lora_rank": (128, 512),
+    "q_lora_rank": (256, None), "mlp_only_layers": ([], [0], [1, 3]), "sliding_window": (None, 512), "alibi": (False,),
+    "max_position_embeddings": (1024, 4096), "new_decoder_architecture": (True, False), "multi_query": (True, False),
+    "parallel_attn": (True, False), "num_ln_in_parallel_attn": (None, 1, 2), "moe_layer_end_index": (-1, 3),
+}  # fmt: skip
+"""sizes that the other configurations of each family change, each with a chance of 3 in 5"""
+VARIATIONS = 4
+
 NOT_BUILT = {"dbrx"}
 """its class cannot be built from its own configuration in 5.24.0 (no rope_theta)"""
 
@@ -98,10 +118,32 @@ def test_the_reader_sees_the_widths_that_transformers_builds(
                 assert widths["k_proj"] == mixer.kv_heads * mixer.head_dim
 
 
+def _written(config: Any) -> Document:
+    return Document(file="config.json", value=json.loads(config.to_json_string()), lines={})
+
+
 def turned(model_type: str) -> Any:
     own = config_of(model_type).to_dict()
     switches = {key: not own[key] for key in TURNED if isinstance(own.get(key), bool)}
     return CONFIG_MAPPING[model_type](**{**NEEDED.get(model_type, {}), **switches})
+
+
+def varied(model_type: str, rng: Random) -> Any:
+    """A model of other sizes: what runs, so that heads divide widths and share their keys and values."""
+    own = config_of(model_type).to_dict()
+    chosen = dict(NEEDED.get(model_type, {}))
+    switches = () if model_type in TURNED_ELSEWHERE else TURNED
+    choices = {**VARIED, **dict.fromkeys(switches, (True, False))}
+    chosen |= {key: rng.choice(choices[key]) for key in own if key in choices and rng.random() < 0.6}
+    heads = next((key for key in ("num_attention_heads", "n_head", "n_heads", "num_heads") if key in own), "")
+    count = chosen.get(heads, own.get(heads))
+    for key in ("num_key_value_heads", "num_kv_heads"):
+        if key in own and count:
+            chosen[key] = rng.choice([n for n in (1, 2, 4, 8, count) if count % n == 0])
+    for key in ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"):
+        if key in own and count:
+            chosen[key] = count * (128 if model_type == "helium" else 64)
+    return CONFIG_MAPPING[model_type](**chosen)
 
 
 def write(file: str) -> None:
@@ -110,6 +152,15 @@ def write(file: str) -> None:
         configs = {"default": config_of(model_type)}
         if model_type not in TURNED_ELSEWHERE:
             configs["turned"] = turned(model_type)
+        rng = Random(model_type)
+        for number in range(VARIATIONS):
+            try:
+                config = varied(model_type, rng)
+                parameters_of(config)
+                read_config(_written(config), model_type)
+            except Exception:
+                continue  # sizes that contradict each other in that class
+            configs[f"varied {number}"] = config
         for name, config in configs.items():
             total = sum(torch.Size(shape).numel() for shape in parameters_of(config).values())
             stated = {key: value for key, value in json.loads(config.to_json_string()).items() if key not in DROPPED}
