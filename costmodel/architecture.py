@@ -152,6 +152,7 @@ def _attention(facts: Facts, hidden: int, blame: Blame) -> Attention:
         softcap=facts["softcap"],
         sinks=facts["sinks"],
         gated=facts["gated_attention"],
+        cross=facts["cross_attention"],
         q_lora_rank=facts["q_lora_rank"],
         kv_lora_rank=facts["kv_lora_rank"],
         qk_rope_head_dim=facts["qk_rope_head_dim"],

@@ -52,6 +52,8 @@ def derive(segment: Segment, structure: Structure) -> SegmentProgram:
         if gradient is not None:
             backward.gradients[name] = gradient
     input_gradient = backward.gradient_of("x") if "x" in segment.inputs else None
+    for value in [value for value in backward.saved if tape.root[value] == "images"]:
+        del backward.saved[value]  # one tensor for all layers that read it
     saved, remade, again = _recompute(tape, passes, backward, structure)
     nodes = (*passes, *again, *tape.nodes[len(passes) :])
     return SegmentProgram(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from distplan.costmodel.feed_forward import feed_forward_sizes, mlp, moe
 from distplan.costmodel.layout import Dims
-from distplan.costmodel.mixers import attention, linear_attention, mixer_sizes
+from distplan.costmodel.mixers import IMAGES, attention, linear_attention, mixer_sizes
 from distplan.costmodel.model import Attention, Custom, LayerKind, LinearAttention, Mlp, Model, Moe, Vision, Workload
 from distplan.costmodel.operators import (
     FFN,
@@ -43,6 +43,11 @@ def layer_segment(model: Model, kind: LayerKind, workload: Workload, fused_glu: 
     """The operators of one layer of `kind`: mixer and feed-forward, in sequence or side by side."""
     sizes = {"hidden": float(model.hidden)} | mixer_sizes(kind.mixer)
     sizes |= feed_forward_sizes(kind.ffn, float(workload.seq_len))
+    images = isinstance(kind.mixer, Attention) and kind.mixer.cross
+    if images:
+        if model.vision is None:
+            raise GraphError(f"{name}: cross-attention needs the images' tokens: a vision section")
+        sizes["image_seq"] = workload.images_per_sequence * model.vision.tokens
     b = Builder(name, sizes, workload.lora_rank)
     if kind.parallel and kind.mixer and kind.ffn:
         return _parallel(b, model, kind, workload, fused_glu)
@@ -56,6 +61,8 @@ def layer_segment(model: Model, kind: LayerKind, workload: Workload, fused_glu: 
         y = _feed_forward(b, kind, _pre_norm(b, kind, "mlp.norm", x), fused_glu)
         y = _close(b, model, kind, "mlp.down", b.on_residual(y), isinstance(kind.ffn, Mlp) and kind.ffn.bias)
         x = b.on_residual(b.add("add", "mlp.residual", {x: HIDDEN, y: HIDDEN}, HIDDEN))
+    if images:
+        return replace(b.segment(("x", "images"), x), input_dims={"images": IMAGES})
     return b.segment(("x",), x)
 
 
@@ -173,7 +180,7 @@ def _patch_segment(v: Vision, tokens: dict[str, float]) -> Segment:
 
 def _projector_segment(model: Model, v: Vision, workload: Workload, kind: LayerKind) -> Segment:
     """The tower's last norm, and one or two matrices from the patches of a token to the text's hidden."""
-    width = v.hidden * (v.patches / v.tokens if v.concatenated else 1.0)
+    width = v.hidden * v.outputs * (v.patches / v.tokens if v.concatenated else 1.0)
     tokens = workload.images_per_sequence * v.tokens
     sizes = {"seq": tokens, "hidden": float(model.hidden), "merged": width, "ffn": float(v.projector or 1)}
     b = Builder("vision.projector", sizes)

@@ -53,6 +53,8 @@ def _one(config: Document, own: Facts, word: str, sparse: bool) -> dict[str, Any
         if own["other"] == "lightning":
             width = own["head_dim"] or own["hidden"] // own["heads"]
             facts.update(linear_heads=own["heads"], linear_head_dim=width, linear_state=width)
+    if word == "cross":
+        facts.update(cross_attention=True, qk_norm="head")
     facts["window"] = own["window"] if word == "local" else 0
     facts["chunk"] = own["chunk"] if word == "chunked" else 0
     has_ffn = not one or word in ("moe", "mlp")
@@ -108,6 +110,10 @@ def _is_run(entry: object) -> bool:
 
 def _default_plan(config: Document, family: Family, values: Facts, layers: int) -> list[str]:
     other = "linear" if values["other"] in LINEAR else values["other"]
+    for key, inside, outside in (("cross_attention_layers", "cross", "full"), ("attn_layer_indices", "full", other)):
+        indices = config.value.get(key)
+        if isinstance(indices, list):
+            return [inside if index in indices else outside for index in range(layers)]
     rope = config.value.get("no_rope_layers")
     if values["chunk"] and isinstance(rope, list) and len(rope) == layers:
         return [other if flag else "full" for flag in rope]

@@ -70,7 +70,7 @@ def _vision(section: Document, sizes: dict[str, Any], text_hidden: int) -> Visio
     side = sizes["image"] // patch
     if side < 1:
         raise section.error(f"an image of {sizes['image']} holds no patch of {patch}")
-    patches = side * side
+    patches = (side * side + sizes.get("class_token", 0)) * sizes.get("tiles", 1)
     tokens = sizes["tokens"] or int(patches * sizes["shuffle"] ** 2) // sizes["merge"] ** 2
     if not 1 <= tokens <= patches:
         raise section.error(f"{patches} patches of an image cannot become {tokens} tokens")
@@ -78,7 +78,7 @@ def _vision(section: Document, sizes: dict[str, Any], text_hidden: int) -> Visio
     inner = {"text": text_hidden, "merged": merged}.get(sizes["projector"], sizes["projector"])
     return Vision(
         hidden=hidden,
-        layers=sizes["layers"],
+        layers=sizes["layers"] + sizes.get("more_layers", 0),
         heads=sizes["heads"],
         ffn=sizes["ffn"] or int(hidden * sizes["ffn_ratio"]),
         patches=patches,
@@ -89,4 +89,5 @@ def _vision(section: Document, sizes: dict[str, Any], text_hidden: int) -> Visio
         position_table=sizes.get("position_table", True),
         concatenated=sizes.get("concatenated", True),
         projector=int(inner),
+        outputs=sizes.get("outputs", 1),
     )

@@ -235,14 +235,14 @@ def _works(
                 dtype=precision.compute,
                 kind=node.kind,
                 m=letters("seq"),
-                n=letters("kv_seq"),
+                n=letters(node.operands[1][1]),
                 k=letters("head_dim"),
                 groups=letters("v_head_dim"),
                 batch=letters(*shape),
                 share=_share(node, program, workload),
                 length=_length(node, program, workload),
-                full=program.segment.full,
-                ring=program.structure.cp_kind in RINGS,
+                full=_sees_all(program),
+                ring=program.structure.cp_kind in RINGS and not _sees_all(program),
             )
         ]
     if node.kind in ("scan", "scan_grad"):
@@ -319,9 +319,14 @@ def _length(node: Node, program: SegmentProgram, workload: Workload) -> float:
     return min([*limits, seq]) / seq
 
 
+def _sees_all(program: SegmentProgram) -> bool:
+    """Attention without a mask: within an image, or of the text to the images."""
+    return program.segment.full or "images" in program.segment.inputs
+
+
 def _documents(program: SegmentProgram, workload: Workload) -> int:
     """Tokens of a packed document; an image tower sees images, which are its blocks."""
-    return 0 if program.segment.full else workload.document_len
+    return 0 if _sees_all(program) else workload.document_len
 
 
 def _share(node: Node, program: SegmentProgram, workload: Workload) -> float:
@@ -329,5 +334,5 @@ def _share(node: Node, program: SegmentProgram, workload: Workload) -> float:
     length = _length(node, program, workload)
     blocks = min([limit for limit in (node.block, _documents(program, workload)) if limit], default=0)
     in_blocks = blocks and (not node.window or blocks <= node.window)
-    causal = workload.causal and not program.segment.full
+    causal = workload.causal and not _sees_all(program)
     return length if in_blocks or not causal else length * (2.0 - length)

@@ -21,6 +21,9 @@ Q_WEIGHT: Dims = ("hidden", "kv_heads", "group", "head_dim")
 K_WEIGHT: Dims = ("hidden", "kv_heads", "head_dim")
 V_WEIGHT: Dims = ("hidden", "kv_heads", "v_head_dim")
 LATENT: Dims = ("batch", "seq", "latent")
+IMAGES: Dims = ("batch", "image_seq", "hidden")
+IMAGE_KEY: Dims = ("batch", "image_seq", "kv_heads", "head_dim")
+IMAGE_VALUE: Dims = ("batch", "image_seq", "kv_heads", "v_head_dim")
 SSM: Dims = ("batch", "seq", "ssm_groups", "ssm_rep", "ssm_dim")
 SSM_GROUP: Dims = ("batch", "seq", "ssm_groups", "state")
 SSM_STEP: Dims = ("batch", "seq", "ssm_groups", "ssm_rep")
@@ -29,8 +32,11 @@ HEADS: Dims = ("ssm_groups", "ssm_rep")
 
 def attention(b: Builder, a: Attention, x: str, model: Model, workload: Workload, kind: LayerKind) -> str:
     """Queries, keys and values, the attention itself, the output projection (its bias is the layer's)."""
-    qkv = _latent_qkv(b, a, x, kind) if a.kv_lora_rank else _plain_qkv(b, a, x, model, kind)
-    context = _core(b, a, qkv, workload, model.attention_dropout)
+    if a.cross:
+        context = _cross(b, a, x, kind)
+    else:
+        qkv = _latent_qkv(b, a, x, kind) if a.kv_lora_rank else _plain_qkv(b, a, x, model, kind)
+        context = _core(b, a, qkv, workload, model.attention_dropout)
     if a.gated:
         gate = b.linear("attention.gate", x, HIDDEN, ("hidden", "kv_heads", "group", "v_head_dim"), CONTEXT)
         context = b.add("glu", "attention.gated", {gate: CONTEXT, context: CONTEXT}, CONTEXT, function="sigmoid")
@@ -50,6 +56,18 @@ def _plain_qkv(b: Builder, a: Attention, x: str, model: Model, kind: LayerKind) 
         q = b.add("rope", "attention.q_rope", {q: QUERY}, QUERY, whole=("head_dim",))
         k = b.add("rope", "attention.k_rope", {k: KEY}, KEY, whole=("head_dim",))
     return q, k, v
+
+
+def _cross(b: Builder, a: Attention, x: str, kind: LayerKind) -> str:
+    """Queries of the text, keys and values of `images`, without positions; flash attention without a mask."""
+    q = b.linear("attention.q", x, HIDDEN, Q_WEIGHT, QUERY, a.qkv_bias)
+    k = b.linear("attention.k", "images", IMAGES, K_WEIGHT, IMAGE_KEY, a.qkv_bias)
+    v = b.linear("attention.v", "images", IMAGES, V_WEIGHT, IMAGE_VALUE, a.qkv_bias)
+    if a.qk_norm == "head":
+        q = b.norm("attention.q_norm", q, QUERY, ("head_dim",), kind.norm, False)
+        k = b.norm("attention.k_norm", k, IMAGE_KEY, ("head_dim",), kind.norm, False)
+    reads = {q: QUERY, k: IMAGE_KEY, v: IMAGE_VALUE}
+    return b.add("attention", "attention.core", reads, CONTEXT, tag="core_attention")
 
 
 def _latent_qkv(b: Builder, a: Attention, x: str, kind: LayerKind) -> tuple[str, str, str]:

@@ -38,6 +38,8 @@ class Attention:
     """one learned logit per head (gpt-oss)"""
     gated: bool = False
     """an output gate as wide as the attention's output (Qwen3-Next)"""
+    cross: bool = False
+    """keys and values are of the images' tokens, all of which every query sees (Llama 3.2 Vision)"""
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
     qk_rope_head_dim: int = 0
@@ -142,6 +144,8 @@ class Vision:
     """the patches of a token are laid side by side (else they are averaged)"""
     projector: int = 0
     """width between the projector's two matrices; 0 = one matrix"""
+    outputs: int = 1
+    """layers whose outputs are laid side by side before the projector"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

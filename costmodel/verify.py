@@ -103,6 +103,8 @@ def verify(
     model or strategy that has no Program, InterpretError for a Program that cannot be executed.
     """
     eng = engine(model, workload, cluster or load_cluster(default("hardware")), runtime)
+    if any("images" in segment.inputs for segment in eng.segments):
+        raise InterpretError(f"{model.name} has layers that attend to images, which cannot be executed yet")
     small = shrink(eng, strategy, seed)
     world = small.world
     alone = Alone(causal=world.causal, window=world.window, scale=world.scale, sizes=world.sizes)

@@ -11,7 +11,7 @@ from typing import Any
 
 from distplan.costmodel.architecture import data_file, read_fact, schema
 from distplan.costmodel.casting import scaling_named, scaling_names
-from distplan.costmodel.model import DTYPE_BYTES, Model, Precision, Workload
+from distplan.costmodel.model import DTYPE_BYTES, Attention, Model, Precision, Workload
 from distplan.hardware.documents import Document, no_other_keys, take
 from distplan.hardware.errors import DistplanError, UnknownNameError, did_you_mean
 
@@ -147,8 +147,13 @@ def _words(own: Document, key: str, known: tuple[str, ...]) -> list[str]:
     return words
 
 
+def _attends_to_images(model: Model) -> bool:
+    mixers = [model.kinds[name].mixer for name in dict.fromkeys(model.pattern)]
+    return any(isinstance(mixer, Attention) and mixer.cross for mixer in mixers)
+
+
 def _check_images(model: Model, images: float, seq_len: int) -> None:
-    if not images:
+    if not images or (model.vision is not None and _attends_to_images(model)):
         return
     if model.vision is None:
         raise DistplanError(f"{model.name} has no image tower (vision), so images_per_sequence must be 0")
@@ -183,6 +188,9 @@ def workload(
             f"seq_len {seq_len} is longer than {model.name}'s table of learned positions ({model.max_seq_len}); "
             f"at most {model.max_seq_len} tokens fit, or raise max_seq_len in a model.yaml"
         )
+    if _attends_to_images(model):
+        # a layer whose keys are an image's has nothing to do without one
+        fields["images_per_sequence"] = fields["images_per_sequence"] or 1.0
     _check_images(model, fields["images_per_sequence"], seq_len)
     tokens = max(default("batch_tokens"), default("batch_tokens_per_gpu") * gpus)
     recipe = fields["precision"]
