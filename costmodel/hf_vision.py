@@ -29,7 +29,7 @@ def read_vision(config: Document, text_hidden: int) -> tuple[Vision | None, tupl
     facts = {**words["defaults"], **words["families"][kind]["facts"]}
     stated = _stated(config, section)
     sizes = facts | stated | {key: value for key, value in facts.items() if isinstance(value, str)}
-    missing = [key for key in ("hidden", "layers", "heads", "patch") if not sizes.get(key)]
+    missing = [key for key in ("hidden", "layers", "heads", "patch", "image") if not sizes.get(key)]
     if missing:
         names = ", ".join(words["names"][missing[0]])
         return None, (f"vision_config has none of {names}, so the image tower can only be left out",)

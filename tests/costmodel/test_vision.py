@@ -150,6 +150,12 @@ def test_an_image_without_a_size_is_said(tmp_path: Path) -> None:
     assert loaded("qwen2-vl-7b", tmp_path, image_size=448).model.vision.patches == 1024
 
 
+def test_a_tower_of_unknown_size_is_left_out_in_words(tmp_path: Path) -> None:
+    found = loaded("gemma-3-27b", tmp_path, image_size=None)
+    assert found.model.vision is None
+    assert any("image_size" in note and "left out" in note for note in found.notes)
+
+
 @pytest.mark.parametrize(
     "wrong, said",
     [({"num_hidden_layers": -1}, "num_hidden_layers"), ({"num_attention_heads": 7}, "heads do not divide"),

@@ -161,10 +161,10 @@ def test_ranks_in_another_order_are_said() -> None:
 
 def test_megatron_lays_out_what_counts_multi_token_prediction_as_a_layer() -> None:
     # Megatron Core's own example lays 61 layers and one module over 32 chunks: the ends hold less than 2 layers
-    whole = layout(61, 16, 1)
+    whole = layout(chunk_layers(61, 16, 1), 1)
     assert whole == "Ettt|" + "tttt|" * 14 + "ttmL"
     for chunks in (4, 8, 16, 32):
-        parts = layout(61, chunks, 1).split("|")
+        parts = layout(chunk_layers(61, chunks, 1), 1).split("|")
         assert len(parts) == chunks
         assert parts[0].startswith("E") and parts[-1].endswith("mL")
         assert tuple(part.count("t") for part in parts) == chunk_layers(61, chunks, 1)
