@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -38,18 +39,24 @@ def _counts() -> Mapping[str, Any]:
 
 
 def host_operators(
-    works: Sequence[Work], table: Floats, captured: Sequence[str], sizes: Mapping[str, Floats]
+    works: Sequence[Work],
+    table: Floats,
+    captured: Sequence[str],
+    sizes: Mapping[str, Floats],
+    kernels: Mapping[str, float] = MappingProxyType({}),
 ) -> Floats:
     """Operators that the host issues for each [work, row].
 
     `captured`: parts of a layer that graphs replay. `sizes`: ranks of each mesh axis; one rank alone calls nothing.
+    `kernels` of kinds that are not fused: each is an operator.
     """
     names = tuple(part for module in captured for part in CAPTURED[module])
     found = np.zeros((len(works), table.shape[1]))
     for at, work in enumerate(works):
         if work.leader >= 0 or any(part in work.name for part in names):
             continue
-        found[at] = _operators(work, table, "moe_preprocess" in captured) * work.times
+        number = _operators(work, table, "moe_preprocess" in captured)
+        found[at] = np.maximum(number, kernels.get(work.kind, 0.0)) * work.times
         if work.axes:
             ranks = np.ones(table.shape[1])
             for axis in work.axes:
@@ -65,10 +72,11 @@ def _operators(work: Work, table: Floats, prepared: bool) -> Floats | float:
     number = float(kinds.get(kind, (1.0, 1.0))[backward])
     if kind == "dispatch" and not prepared:
         number += float(kinds["preprocess"][backward])
-    if kind != "einsum":
+    each = _counts()["per_expert"].get(kind)
+    if each is None:
         return number
-    products = table[work.groups]
-    return number + np.where(products > 1.0, products, 0.0) * float(_counts()["grouped_product"])
+    experts = table[work.groups]
+    return number + np.where(experts > 1.0, experts, 0.0) * float(each[backward])
 
 
 def host_wait(device: Floats, host: Floats) -> Floats:

@@ -139,7 +139,8 @@ def local_costs(
     kernel_flops = np.zeros((len(PHASES), num_segments, rows))
     attention = np.zeros((num_segments, rows))
     weight_gradient = np.zeros((num_segments, rows))
-    operators = host_operators(works, table, captured, symbols)
+    kernels = {kind: costs[1] for name in unfused for kind, costs in UNFUSED[name].items()}
+    operators = host_operators(works, table, captured, symbols, kernels)
     issued = np.zeros((len(PHASES), num_segments, rows))
     for at, work in enumerate(works):
         if work.times != 1.0:

@@ -249,7 +249,8 @@ def _works(
         return _scan(segment, phase, node, sizes, table, precision)
     if node.kind in ("bias", "bias_grad") and node.function == WEIGHTED:
         terms, kind = terms_of(node.inputs[:1], program, sizes, table, precision, {}), f"expert_{node.kind}"
-        return [Work(segment=segment, phase=phase, category=2, name=node.name, terms=terms, kind=kind)]
+        here = table.number(size_of([("experts", ("ep",))], sizes))
+        return [Work(segment=segment, phase=phase, category=2, name=node.name, terms=terms, kind=kind, groups=here)]
     terms = traffic(node, program, sizes, table, precision)
     if not terms:
         return []
