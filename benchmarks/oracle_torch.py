@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.oracle_schedules import Tally, read_lines
+from distplan.costmodel.exchanges import evaluate_terms
 from distplan.costmodel.layout import Axes, join_axes
-from distplan.costmodel.local_costs import evaluate_terms
 from distplan.costmodel.lower import CATEGORIES, PHASES, Lowered, Work, lower
 from distplan.costmodel.model import Attention, LayerKind, Mlp, Model, Precision, Workload
 from distplan.costmodel.program import COLLECTIVES, SegmentProgram
@@ -120,7 +120,7 @@ def account(case: Mapping[str, Any], runtime: Runtime | None = None) -> Account:
     """The account of one case, from the Programs that are priced; by another runtime if given."""
     eng = engine(model_of(case), workload_of(case), _cluster(), runtime or runtime_of(case))
     columns = degrees_of(case)
-    symbols, _ = eng.symbols(columns, "none")
+    symbols = eng.rows(columns, "none").symbols
     counts = [eng.pattern.count(number) for number in range(len(eng.segments))]
     counts[0] = counts[-1] = 1
     programs = eng.program(eng.structure(_sp(case), "none", case["ac"]))

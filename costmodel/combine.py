@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 from distplan.costmodel.strategy import Floats, Strategies
 from distplan.costmodel.tables import Engine, Ints, distinct, renumbered
 
+LOCAL_FIELDS = ("tp", "cp", "cp_inner", "cp_kind", "ep", "etp", "sp", "micro_batch", "recompute")
+"""what local costs depend on in the usual order of the mesh; see _local_columns"""
 STATE_KEY = ("pp", "tp", "cp", "dp_replicate", "dp_shard", "ep", "etp")
+STATE_FIELDS = (*STATE_KEY, "sp", "zero")
 DEFAULT_ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
@@ -75,7 +78,7 @@ def _local_columns(eng: Engine, rows: Strategies, gpus: Floats) -> dict[str, Flo
         ones = np.ones(len(rows))
         columns |= {name: ones for name in ("dp_replicate", "dp_shard", "pp")}
     codes = {name: rows.columns[name].astype(np.float64) for name in ("cp_kind", "sp", "recompute")}
-    return columns | {"gpus": gpus} | codes
+    return codes | columns | {"gpus": gpus}
 
 
 def local_tables(eng: Engine, rows: Strategies, gpus: Floats) -> LocalTables:
@@ -83,8 +86,10 @@ def local_tables(eng: Engine, rows: Strategies, gpus: Floats) -> LocalTables:
     columns = _local_columns(eng, rows, gpus)
     first, index = distinct(*columns.values())
     chosen = {name: column[first] for name, column in columns.items()}
-    plain = chosen | {"recompute": np.zeros(len(first))}
-    places, without = eng.local.find(chosen), eng.local.find(plain)
+    places = eng.local.find(chosen)
+    alike, which = distinct(*(column for name, column in chosen.items() if name != "recompute"))
+    plain = {name: column[alike] for name, column in chosen.items()} | {"recompute": np.zeros(len(alike))}
+    without = eng.local.find(plain)[which]
     return LocalTables(Places(eng.local.arrays, places), Places(eng.local.arrays, without), index)
 
 

@@ -111,9 +111,9 @@ def _state(
     exposed: float,
 ) -> None:
     lowered = eng.lower_state(str(strategy.sp).lower(), str(strategy.zero))
-    symbols, strides = eng.symbols(columns, "none")
-    costs = state_costs(lowered, symbols, strides, eng.cluster)
-    exposed = max(0.0, exposed - _tied(eng, ledger, row, symbols, costs))
+    at = eng.rows(columns, "none")
+    costs = state_costs(lowered, at, eng.cluster)
+    exposed = max(0.0, exposed - _tied(eng, ledger, row, at.symbols, costs))
     factor = eng.runtime.factor(eng.cluster.accelerator.generation)
     content = weight_content(run.content, strategy.pp)
     calls = []

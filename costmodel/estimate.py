@@ -7,13 +7,13 @@ step_time.py). A single strategy is a batch of one row and goes the same way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distplan.costmodel.combine import LocalTables, StateTables, local_tables, state_tables
+from distplan.costmodel.combine import LOCAL_FIELDS, STATE_FIELDS, LocalTables, StateTables, local_tables, state_tables
 from distplan.costmodel.detail import Communication, communication
 from distplan.costmodel.model import Model, Workload
 from distplan.costmodel.runtime import Runtime
@@ -23,7 +23,7 @@ from distplan.costmodel.strategy import Floats, Strategies, Strategy
 from distplan.costmodel.tables import Engine, distinct, engine
 from distplan.hardware.cluster import Cluster
 
-__all__ = ["MEMORY_PARTS", "PHASES", "TIME_PARTS", "Communication", "Estimate", "estimate"]
+__all__ = ["MEMORY_PARTS", "PHASES", "TIME_PARTS", "Communication", "Estimate", "estimate", "tabulate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +65,23 @@ class Estimate:
     host_bytes: Floats
 
 
+def tabulate(
+    model: Model,
+    workload: Workload,
+    cluster: Cluster,
+    runtime: Runtime,
+    distinct_in: Callable[[Sequence[str]], Strategies],
+) -> None:
+    """Fill the tables of a space before its rows are priced chunk by chunk: hundreds of small batches become one.
+
+    `distinct_in` gives a row of each combination that some fields have in the space.
+    """
+    eng = engine(model, workload, cluster, runtime)
+    for tables, fields in ((local_tables, LOCAL_FIELDS), (state_tables, STATE_FIELDS)):
+        rows = distinct_in(fields)
+        tables(eng, rows, rows.gpus)
+
+
 def estimate(
     model: Model,
     workload: Workload,
@@ -84,13 +101,7 @@ def estimate(
     rows = Strategies.of([strategies]) if isinstance(strategies, Strategy) else strategies
     usable = cluster.accelerator.memory_bytes if usable_bytes is None else usable_bytes
     eng = engine(model, workload, cluster, runtime)
-    gpus = (
-        rows.degree("dp_replicate")
-        * rows.degree("dp_shard")
-        * rows.degree("tp")
-        * rows.degree("pp")
-        * rows.degree("cp")
-    )
+    gpus = rows.gpus
     local = local_tables(eng, rows, gpus)
     state = state_tables(eng, rows, gpus)
     _, group = distinct(rows.columns["pp"], rows.columns["vpp"], rows.columns["schedule"], rows.cut)

@@ -1,29 +1,28 @@
 """Prices of one micro-batch on one device: every node of the lowered Program, for all rows at once.
 
-Arrays are [..., rows]. Sums over nodes are left to right (np.add.accumulate), so that a row alone
-gives the bits that it gives in a batch.
+Arrays are [..., rows]. What experts have no part in is priced on the rows that differ in other degrees, and works
+that are alike are priced once. Sums over nodes are left to right, so that a row alone gives the bits that it gives
+in a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from distplan.costmodel.exchanges import Exchange, Rows, TwoRows, evaluate_terms, exposures, price_exchanges, span
 from distplan.costmodel.host import host_operators
-from distplan.costmodel.layout import CP, TP
-from distplan.costmodel.lower import CATEGORIES, PHASES, Lowered, Work, axis_class
+from distplan.costmodel.layout import TP
+from distplan.costmodel.lower import CATEGORIES, PHASES, Lowered, Terms, Work
 from distplan.costmodel.model import DTYPE_BYTES, Moe
 from distplan.costmodel.strategy import Floats
 from distplan.hardware.cluster import Cluster
 from distplan.hardware.collectives import price
-from distplan.hardware.groups import Group, group_span
 from distplan.hardware.rates import BACKWARD_OVER_FORWARD, Rates, attention_seconds, gemm_seconds, memory_seconds
-
-Terms = tuple[tuple[int, float], ...]
 
 UNFUSED: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "rope": {"rope": (4.5, 5.0), "rope_grad": (4.5, 5.0)},
@@ -48,21 +47,12 @@ FUSED: Mapping[str, tuple[float, float]] = {"expert_bias": (0.0, 0.0), "sort": (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """One collective of a segment, per micro-batch and row."""
-
-    work: Work
-    payload_bytes: Floats
-    wire_bytes: Floats
-    seconds: Floats
-    exposed_seconds: Floats
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalCosts:
-    """Per segment and micro-batch. `seconds` is [phase, category, segment, row]; flops [phase, segment, row]."""
+    """Per segment and micro-batch. `seconds` and flops are [phase, segment, row]."""
 
     seconds: Floats
+    passes: Floats
+    """[category, segment, row]: seconds of forward and backward, without what is recomputed"""
     full_flops: Floats
     """matrix products and attention over the whole square of scores"""
     kernel_flops: Floats
@@ -83,25 +73,21 @@ class LocalCosts:
     """operators that the host issues, per [phase, segment, row]"""
 
 
-def evaluate_terms(terms: Terms, table: Floats) -> Floats:
-    """Bytes of Σ size · factor; zero terms give zeros."""
-    total = np.zeros(table.shape[1])
-    for number, factor in terms:
-        total = total + table[number] * factor
-    return total
+@dataclass(frozen=True, slots=True)
+class _Prices:
+    """By position of a work, one entry per row that it depends on."""
 
-
-def span(axes: Sequence[str], symbols: Mapping[str, Floats], strides: Mapping[str, Floats], cluster: Cluster) -> Group:
-    """The process group of some mesh axes."""
-    inner_first = sorted(axes, key=lambda axis: float(strides[axis][0]))
-    return group_span([(symbols[a], strides[a]) for a in inner_first], cluster, symbols.get("gpus"))
+    seconds: dict[int, Floats] = field(default_factory=dict)
+    full: dict[int, Floats] = field(default_factory=dict)
+    kernel: dict[int, Floats] = field(default_factory=dict)
+    issued: dict[int, Floats] = field(default_factory=dict)
+    """operators of the host"""
 
 
 def local_costs(
     lowered: Lowered,
     num_segments: int,
-    symbols: Mapping[str, Floats],
-    strides: Mapping[str, Floats],
+    rows: TwoRows,
     cluster: Cluster,
     rates: Rates,
     *,
@@ -114,122 +100,175 @@ def local_costs(
     scattered: bool = False,
     captured: Sequence[str] = (),
 ) -> LocalCosts:
-    """Seconds, FLOPs and bytes of every segment, for rows of `symbols` (varying dims and degrees).
+    """Seconds, FLOPs and bytes of every segment.
 
     `routings`: experts of the segments whose tokens are sent once to a scale-up domain. `experts_behind_all`: what
     goes to experts hides behind all that the segment computes, of another micro-batch. `scattered`: each rank of tp
     sends its part of a boundary activation that all of them hold (Narayanan et al. 2021, section 4.1). `captured`:
     parts of a layer that CUDA graphs replay.
     """
-    table = lowered.sizes.evaluate(symbols)
-    rows = table.shape[1]
-    works = lowered.works
-    seconds = np.zeros((len(works), rows))
-    full = np.zeros((len(works), rows))
-    kernel = np.zeros((len(works), rows))
-    _gemms(works, table, rates, seconds, full, kernel)
-    _attentions(works, table, rates, symbols, seconds, full, kernel, causal=causal, kernel_time=kernel_time)
-    _kernels(works, table, rates, seconds, unfused)
-    exchanges = _exchanges(works, table, symbols, strides, cluster, seconds, hides, routings, experts_behind_all)
-    for at, exchange in exchanges.items():
-        seconds[at] = exchange.exposed_seconds
-    shape = (len(PHASES), len(CATEGORIES), num_segments, rows)
-    totals = np.zeros(shape)
-    full_flops = np.zeros((len(PHASES), num_segments, rows))
-    kernel_flops = np.zeros((len(PHASES), num_segments, rows))
-    attention = np.zeros((num_segments, rows))
-    weight_gradient = np.zeros((num_segments, rows))
-    kernels = {kind: costs[1] for name in unfused for kind, costs in UNFUSED[name].items()}
-    operators = host_operators(works, table, captured, symbols, kernels)
-    issued = np.zeros((len(PHASES), num_segments, rows))
-    for at, work in enumerate(works):
-        if work.times != 1.0:
-            for each in (seconds, full, kernel):
-                each[at] *= work.times
-        totals[work.phase, work.category, work.segment] += seconds[at]
-        issued[work.phase, work.segment] += operators[at]
-        if work.accumulate:
-            weight_gradient[work.segment] += seconds[at]
-        if work.category < 2:
-            full_flops[work.phase, work.segment] += full[at]
-            kernel_flops[work.phase, work.segment] += kernel[at]
-            if work.category == 1 and work.phase == 0:
-                attention[work.segment] += full[at]
-    transients = []
-    for sets in lowered.transients:
-        most = np.zeros(rows)
-        for terms in sets:
-            most = np.maximum(most, evaluate_terms(terms, table))
-        transients.append(most)
-    boundary, gather = _boundary(lowered, table, symbols, strides, cluster, scattered)
+    works, prices = lowered.works, _Prices()
+    costs: dict[int, tuple[Floats, Floats, Floats]] = {}
+    dense = lowered.sizes.evaluate(rows.dense.symbols)
+    table = lowered.sizes.evaluate(rows.all.symbols) if lowered.experts else dense[:, rows.index]
+    levels = (
+        (rows.dense, dense, [at for at in range(len(works)) if at not in lowered.experts]),
+        (rows.all, table, sorted(lowered.experts)),
+    )
+    kernels = {kind: passes[1] for name in unfused for kind, passes in UNFUSED[name].items()}
+    for of, sizes, positions in levels:
+        _gemms(works, positions, sizes, rates, prices)
+        _attentions(works, positions, sizes, rates, prices, causal=causal, kernel_time=kernel_time)
+        _kernels(works, positions, sizes, rates, prices, unfused)
+        costs |= price_exchanges(works, positions, of, sizes, cluster, routings)
+        issued = host_operators([works[at] for at in positions], sizes, captured, of.symbols, kernels)
+        prices.issued.update(zip(positions, issued, strict=True))
+    exposed = exposures(lowered, costs, prices.seconds, rows.index, hides, experts_behind_all)
+    prices.seconds.update(exposed)
+    sums = [_sums(works, positions, prices) for _, _, positions in levels]
+    leading = {name: (len(PHASES),) for name in ("phases", "full", "kernel", "issued")} | {"passes": (len(CATEGORIES),)}
+    whole = {
+        name: _whole(cells, sums[1][name], rows.index, (*leading.get(name, ()), num_segments))
+        for name, cells in sums[0].items()
+    }
+    boundary, gather = _boundary(lowered, dense, rows.dense, cluster, scattered)
     return LocalCosts(
-        seconds=totals,
-        full_flops=full_flops,
-        kernel_flops=kernel_flops,
-        attention_flops=attention,
-        weight_gradient=weight_gradient,
+        seconds=whole["phases"],
+        passes=whole["passes"],
+        full_flops=whole["full"],
+        kernel_flops=whole["kernel"],
+        attention_flops=whole["attention"],
+        weight_gradient=whole["weight_gradient"],
         saved_bytes=np.array([evaluate_terms(t, table) for t in lowered.saved]),
         remade_bytes=np.array([evaluate_terms(t, table) for t in lowered.remade]),
-        transient_bytes=np.array(transients),
-        boundary_bytes=boundary,
-        boundary_gather=gather,
-        exchanges=tuple(exchanges.values()),
-        host_operators=issued,
+        transient_bytes=np.array([_most(sets, lowered, dense, table, rows.index) for sets in lowered.transients]),
+        boundary_bytes=boundary[rows.index],
+        boundary_gather=gather[rows.index],
+        exchanges=tuple(
+            Exchange(work=works[at], payload_bytes=given, wire_bytes=wire, seconds=time, exposed_seconds=exposed[at])
+            for at, (given, wire, time) in sorted(costs.items())
+        ),
+        host_operators=whole["issued"],
     )
 
 
-def _boundary(
-    lowered: Lowered,
-    table: Floats,
-    symbols: Mapping[str, Floats],
-    strides: Mapping[str, Floats],
-    cluster: Cluster,
-    scattered: bool,
-) -> tuple[Floats, Floats]:
+def _boundary(lowered: Lowered, table: Floats, rows: Rows, cluster: Cluster, scattered: bool) -> tuple[Floats, Floats]:
     """(bytes a rank sends, seconds of the gather that follows)"""
     number, factor = lowered.boundary
     whole = table[number] * factor
     if lowered.boundary_sharded or not scattered:
         return whole, np.zeros_like(whole)
-    group = span(TP, symbols, strides, cluster)
+    group = span(TP, rows, cluster)
     part = whole / group.size
     return part, price("all_gather", part, group, cluster).seconds
 
 
-def _gemms(works: Sequence[Work], table: Floats, rates: Rates, seconds: Floats, full: Floats, kernel: Floats) -> None:
+Cells = dict[tuple[int, ...], Floats]
+"""rows by what they are summed over; what nothing adds to is not there"""
+
+
+def _sums(works: Sequence[Work], positions: Iterable[int], prices: _Prices) -> dict[str, Cells]:
+    """What LocalCosts has of these works: seconds by category first, from left to right."""
+    by_category: Cells = {}
+    cells: dict[str, Cells] = {
+        name: {} for name in ("phases", "passes", "full", "kernel", "attention", "weight_gradient", "issued")
+    }
+    for at in positions:
+        work = works[at]
+        if work.leader >= 0:
+            continue
+        taken = work.times * prices.seconds[at]
+        _add(cells["issued"], (work.phase, work.segment), prices.issued[at])
+        _add(by_category, (work.phase, work.category, work.segment), taken)
+        if work.accumulate:
+            _add(cells["weight_gradient"], (work.segment,), taken)
+        if work.category < 2:
+            _add(cells["full"], (work.phase, work.segment), work.times * prices.full[at])
+            _add(cells["kernel"], (work.phase, work.segment), work.times * prices.kernel[at])
+            if work.category == 1 and work.phase == 0:
+                _add(cells["attention"], (work.segment,), work.times * prices.full[at])
+    for phase, category, segment in sorted(by_category):
+        taken = by_category[phase, category, segment]
+        _add(cells["phases"], (phase, segment), taken)
+        if phase != PHASES.index("recompute"):
+            _add(cells["passes"], (category, segment), taken)
+    return cells
+
+
+def _add(cells: Cells, key: tuple[int, ...], more: Floats) -> None:
+    cells[key] = cells[key] + more if key in cells else more
+
+
+def _whole(of_dense: Cells, of_experts: Cells, index: NDArray[np.int64], shape: tuple[int, ...]) -> Floats:
+    """Both together, for all rows."""
+    whole = np.zeros((*shape, len(index)))
+    for key, values in of_dense.items():
+        whole[key] = values[index]
+    for key, values in of_experts.items():
+        whole[key] += values
+    return whole
+
+
+def _most(sets: Sequence[Terms], lowered: Lowered, dense: Floats, table: Floats, index: NDArray[np.int64]) -> Floats:
+    """Bytes of the largest of some sets of values."""
+    most = np.zeros(dense.shape[1])
+    of_experts = [terms for terms in sets if any(number in lowered.expert_sizes for number, _ in terms)]
+    for terms in sets:
+        if terms not in of_experts:
+            most = np.maximum(most, evaluate_terms(terms, dense))
+    most = most[index]
+    for terms in of_experts:
+        most = np.maximum(most, evaluate_terms(terms, table))
+    return most
+
+
+def _gemms(works: Sequence[Work], positions: Iterable[int], table: Floats, rates: Rates, prices: _Prices) -> None:
     """Matrix products at the rate of a thermally settled run; those that are part of a merged one cost nothing.
 
     Operands of narrow products are cast by kernels of their own (casting.py).
     """
-    joined: dict[int, list[Work]] = {}
-    groups: dict[tuple[str, float], list[int]] = {}
-    for at, work in enumerate(works):
-        if work.category == 0 and work.leader >= 0:
-            joined.setdefault(work.leader, []).append(work)
-        elif work.category == 0:
-            groups.setdefault((work.dtype, work.accumulate), []).append(at)
     names = ("m", "n", "k", "batch", "groups")
-    for (dtype, accumulate), positions in groups.items():
-        dims = {name: table[[getattr(works[p], name) for p in positions]] for name in names}
-        for row, position in enumerate(positions):
-            for member in joined.get(position, ()):
-                dims[member.grows][row] += table[getattr(member, member.grows)]
-        m, n, k, batch, products = dims.values()
-        seconds[positions] = (
+    joined: dict[int, list[Work]] = {}
+    for at in positions:
+        if works[at].leader >= 0:
+            joined.setdefault(works[at].leader, []).append(works[at])
+            prices.seconds[at] = np.zeros(table.shape[1])
+    groups: dict[tuple[str, float], dict[tuple[tuple[int, ...], ...], list[int]]] = {}
+    for at in positions:
+        work = works[at]
+        if work.category == 0 and work.leader < 0:
+            parts: list[tuple[int, ...]] = [(getattr(work, name),) for name in names]
+            for member in joined.get(at, ()):
+                parts[names.index(member.grows)] += (getattr(member, member.grows),)
+            groups.setdefault((work.dtype, work.accumulate), {}).setdefault(tuple(parts), []).append(at)
+    for (dtype, accumulate), alike in groups.items():
+        m, n, k, batch, products = (
+            np.array([_added(part, table) for part in parts]) for parts in zip(*alike, strict=True)
+        )
+        seconds = (
             gemm_seconds(rates, m, n, k, dtype, batch=batch, groups=products, accumulate=accumulate, cast_input=False)
             / rates.sustained
         )
-        full[positions] = kernel[positions] = 2.0 * m * n * k * batch * products
+        flops = 2.0 * m * n * k * batch * products
+        for row, same in enumerate(alike.values()):
+            prices.seconds.update(dict.fromkeys(same, seconds[row]))
+            prices.full.update(dict.fromkeys(same, flops[row]))
+            prices.kernel.update(dict.fromkeys(same, flops[row]))
+
+
+def _added(numbers: tuple[int, ...], table: Floats) -> Floats:
+    total: Floats = table[numbers[0]]
+    for number in numbers[1:]:
+        total = total + table[number]
+    return total
 
 
 def _attentions(
     works: Sequence[Work],
+    positions: Iterable[int],
     table: Floats,
     rates: Rates,
-    symbols: Mapping[str, Floats],
-    seconds: Floats,
-    full: Floats,
-    kernel: Floats,
+    prices: _Prices,
     *,
     causal: bool,
     kernel_time: float,
@@ -241,7 +280,8 @@ def _attentions(
     runs one per rank; every further one reads its output and adds it to the running one (Ring Attention, arXiv
     2310.01889, section 3; Transformer Engine's out correction), in backward the gradients.
     """
-    for at, work in enumerate(works):
+    for at in positions:
+        work = works[at]
         if work.category != 1:
             continue
         numbers = (work.m, work.n, work.k, work.groups, work.batch)
@@ -251,7 +291,7 @@ def _attentions(
         length = np.where(q_len < kv_len, 0.5 * q_len, kv_len) * work.length
         priced = square * work.share
         masked = causal and not work.full
-        seconds[at] = attention_seconds(rates, priced, head_dim, length, length, masked, backward, work.dtype) * (
+        seconds = attention_seconds(rates, priced, head_dim, length, length, masked, backward, work.dtype) * (
             kernel_time / rates.sustained
         )
         if work.ring:
@@ -259,158 +299,30 @@ def _attentions(
             merged = (lines * q_len) * (head_dim + v_head_dim if backward else v_head_dim)
             latency = (rates.attention_backward if backward else rates.attention_forward).latency
             moved = steps * (merged * 3.0 * DTYPE_BYTES[work.dtype])
-            seconds[at] += memory_seconds(rates, moved, steps) + steps * latency
-        full[at] = (square * work.share if work.full else square) * (2.0 if backward else 1.0)
+            seconds += memory_seconds(rates, moved, steps) + steps * latency
+        prices.seconds[at] = seconds
+        prices.full[at] = (square * work.share if work.full else square) * (2.0 if backward else 1.0)
         executed = square * (work.share * 0.5 if masked else work.share)
-        kernel[at] = executed * (BACKWARD_OVER_FORWARD if backward else 1.0)
+        prices.kernel[at] = executed * (BACKWARD_OVER_FORWARD if backward else 1.0)
 
 
-def _kernels(works: Sequence[Work], table: Floats, rates: Rates, seconds: Floats, unfused: Sequence[str]) -> None:
-    positions = [at for at, work in enumerate(works) if work.category == 2]
-    if positions:
-        passes = dict(FUSED) | {kind: costs for name in unfused for kind, costs in UNFUSED[name].items()}
-        moved = np.array([evaluate_terms(works[p].terms, table) for p in positions])
-        costs = np.array([passes.get(works[p].kind, (1.0, works[p].launches)) for p in positions])
-        seconds[positions] = memory_seconds(rates, moved * costs[:, :1], costs[:, 1:])
-        for position in positions:
-            if works[position].kind == "sort":
-                seconds[position] *= np.minimum(table[works[position].groups] - 1.0, 1.0)
-
-
-def _exchanges(
+def _kernels(
     works: Sequence[Work],
+    positions: Iterable[int],
     table: Floats,
-    symbols: Mapping[str, Floats],
-    strides: Mapping[str, Floats],
-    cluster: Cluster,
-    seconds: Floats,
-    hides: Mapping[str, float],
-    routings: Mapping[int, Moe],
-    experts_behind_all: bool,
-) -> dict[int, Exchange]:
-    groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
-    for at, work in enumerate(works):
-        if work.axes:
-            groups.setdefault((work.kind, work.axes), []).append(at)
-    costs: dict[int, tuple[Floats, Floats, Floats]] = {}
-    spans: dict[tuple[str, ...], Group] = {}
-    for (kind, axes), positions in groups.items():
-        if axes not in spans:
-            spans[axes] = span(axes, symbols, strides, cluster)
-        payload = np.array([evaluate_terms(works[p].terms, table) for p in positions])
-        group = spans[axes]
-        if kind == "all_to_all" and axis_class(axes) == "ep" and routings:
-            moes = [routings[works[p].segment] for p in positions]
-            domains = np.array([reached(moe, group.size / group.inside[0]) for moe in moes])
-            ranks = np.array([reached(moe, group.size) for moe in moes])
-            sent = payload * _with_tokens(works, positions, payload)
-            cost = price(kind, sent, group, cluster, leaving=domains, inside=ranks)
-        else:
-            cost = price(kind, payload, group, cluster)
-        for row, position in enumerate(positions):
-            costs[position] = (payload[row], cost.wire_bytes[row], cost.seconds[row])
-    exposed = _exposed(works, costs, seconds, hides)
-    if experts_behind_all and hides.get("ep", 0.0):
-        exposed |= _between_micro_batches(works, costs, seconds, hides["ep"])
-    return {
-        at: Exchange(work=works[at], payload_bytes=payload, wire_bytes=wire, seconds=time, exposed_seconds=exposed[at])
-        for at, (payload, wire, time) in sorted(costs.items())
-    }
-
-
-SMALL = 1.0 / 64.0
-"""of the largest payload that a segment sends to experts: what is smaller are the slots' weights (4 bytes for a
-hidden state)"""
-
-
-def _with_tokens(works: Sequence[Work], positions: Sequence[int], payload: Floats) -> Floats:
-    """0 for the weights of slots, which travel in the tokens' own messages where those go once; else 1."""
-    most: dict[int, Floats] = {}
-    for row, position in enumerate(positions):
-        segment = works[position].segment
-        most[segment] = np.maximum(most.get(segment, payload[row]), payload[row])
-    return np.array([payload[row] > SMALL * most[works[p].segment] for row, p in enumerate(positions)], dtype=float)
-
-
-def reached(moe: Moe, parts: Floats) -> Floats:
-    """Of the slots of a token, the share that are the first in their part, of so many parts of the experts' ranks.
-
-    Parts (scale-up domains, or ranks) that k experts of a token are in: R·(1 − (1 − 1/R)^k) of R in reach by uniform
-    draws. Node-limited routing (DeepSeek-V3, arXiv 2412.19437, section 2.1.2) has those in reach that hold one of the
-    top_groups of groups, drawn without replacement.
-    """
-    groups, away = float(moe.groups), np.ones_like(parts)
-    for drawn in range(moe.top_groups):
-        away = away * np.maximum(0.0, (groups - groups / parts - drawn) / (groups - drawn))
-    reach = np.where(parts < groups, parts * (1.0 - away), parts * (moe.top_groups / groups))
-    reach = np.maximum(1.0, reach)
-    missed, share = np.ones_like(reach), 1.0 - 1.0 / reach
-    for _ in range(moe.top_k):
-        missed = missed * share
-    found: Floats = reach * (1.0 - missed) / moe.top_k
-    return found
-
-
-def _between_micro_batches(
-    works: Sequence[Work], costs: Mapping[int, tuple[Floats, Floats, Floats]], seconds: Floats, share: float
-) -> dict[int, Floats]:
-    """What is left of dispatch and combine of both passes after all that the segment computes in both passes."""
-    nothing = np.zeros(seconds.shape[1])
-    cover: dict[int, Floats] = {}
-    total: dict[int, Floats] = {}
-    members = [at for at in sorted(costs) if axis_class(works[at].axes) == "ep"]
-    for at in members:
-        total[works[at].segment] = total.get(works[at].segment, nothing) + costs[at][2]
-    for at, work in enumerate(works):
-        if not work.axes and work.phase != PHASES.index("recompute"):
-            cover[work.segment] = cover.get(work.segment, nothing) + seconds[at]
-    exposed = {}
-    for at in members:
-        segment = works[at].segment
-        covered = np.minimum(total[segment], cover[segment]) / np.maximum(total[segment], np.finfo(np.float64).tiny)
-        exposed[at] = costs[at][2] * (1.0 - share * covered)
-    return exposed
-
-
-def _exposed(
-    works: Sequence[Work],
-    costs: Mapping[int, tuple[Floats, Floats, Floats]],
-    seconds: Floats,
-    hides: Mapping[str, float],
-) -> dict[int, Floats]:
-    """What is left of each collective after the works that it hides behind; those that share them add up first.
-
-    `hides`: collective class -> the share of what could hide that really does.
-    """
-    sharing: dict[tuple[int, ...], list[int]] = {}
-    share: dict[int, float] = {}
-    exposed: dict[int, Floats] = {}
-    for at in sorted(costs):
-        work = works[at]
-        axis = axis_class(work.axes)
-        name = f"{axis}_backward" if axis == "tp" and work.phase == PHASES.index("backward") else axis
-        overlaps = work.kind == "ring_exchange" if set(work.axes) <= set(CP) else True
-        share[at] = hides.get(name, 0.0)
-        if work.behind and overlaps and share[at]:
-            sharing.setdefault(work.behind, []).append(at)
-        else:
-            exposed[at] = costs[at][2]
-    for behind, members in sharing.items():
-        total = costs[members[0]][2]
-        for at in members[1:]:
-            total = total + costs[at][2]
-        cover = seconds[behind[0]]
-        for position in behind[1:]:
-            cover = cover + seconds[position]
-        covered = np.minimum(total, cover) / np.maximum(total, np.finfo(np.float64).tiny)
-        for at in members:
-            exposed[at] = costs[at][2] * (1.0 - share[at] * covered)
-    return exposed
-
-
-def category_total(costs: LocalCosts, phase: int) -> Floats:
-    """Seconds of a phase per [segment, row], over categories left to right."""
-    total: NDArray[np.float64] = costs.seconds[phase, 0]
-    for category in range(1, len(CATEGORIES)):
-        total = total + costs.seconds[phase, category]
-    return total
+    rates: Rates,
+    prices: _Prices,
+    unfused: Sequence[str],
+) -> None:
+    passes = dict(FUSED) | {kind: costs for name in unfused for kind, costs in UNFUSED[name].items()}
+    alike: dict[tuple[Terms, tuple[float, float], int], list[int]] = {}
+    for at in positions:
+        if works[at].category == 2:
+            costs = passes.get(works[at].kind, (1.0, works[at].launches))
+            sorted_by = works[at].groups if works[at].kind == "sort" else -1
+            alike.setdefault((works[at].terms, costs, sorted_by), []).append(at)
+    for (terms, (times, launches), experts), same in alike.items():
+        seconds = memory_seconds(rates, evaluate_terms(terms, table) * times, launches)
+        if experts >= 0:
+            seconds = seconds * np.minimum(table[experts] - 1.0, 1.0)
+        prices.seconds.update(dict.fromkeys(same, seconds))

@@ -8,14 +8,16 @@ from dataclasses import dataclass, replace
 from distplan.costmodel.casting import NARROW, Casts, casts_of
 from distplan.costmodel.feed_forward import WEIGHTED
 from distplan.costmodel.joined import Joined, joined_products
-from distplan.costmodel.layout import TP, Axes
+from distplan.costmodel.layout import EXPERT, TP, Axes
 from distplan.costmodel.lower_terms import dtype_bytes, held_outputs, segment_sizes, terms_of, traffic, transients_of
 from distplan.costmodel.model import Precision, Workload
 from distplan.costmodel.program import COLLECTIVES, RINGS, Node, SegmentProgram
-from distplan.costmodel.sizes import Size, SizeTable, layout_size, size_of
+from distplan.costmodel.sizes import BY_EXPERTS, Size, SizeTable, layout_size, size_of
 
 PHASES = ("forward", "recompute", "backward")
 CATEGORIES = ("gemm", "attention", "memory_bound", "tp", "cp", "ep")
+Terms = tuple[tuple[int, float], ...]
+"""(number of a size, factor) of a sum of sizes"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class Work:
     """position of the product that this one is part of (its time is the leader's); -1 = its own"""
     grows: str = ""
     """the dim of a leading product to which its members' own is added: n, or k for the input's gradient"""
-    terms: tuple[tuple[int, float], ...] = ()
+    terms: Terms = ()
     """bytes = Σ size · factor: what a memory-bound kernel moves, or what a collective is given"""
     launches: float = 1.0
     """kernels of a memory-bound work"""
@@ -65,15 +67,19 @@ class Lowered:
 
     sizes: SizeTable
     works: tuple[Work, ...]
-    saved: tuple[tuple[tuple[int, float], ...], ...]
+    saved: tuple[Terms, ...]
     """per segment: bytes kept per micro-batch, as terms"""
-    remade: tuple[tuple[tuple[int, float], ...], ...]
-    transients: tuple[tuple[tuple[tuple[int, float], ...], ...], ...]
+    remade: tuple[Terms, ...]
+    transients: tuple[tuple[Terms, ...], ...]
     """per segment: the sets of short-lived values that can be alive at once"""
     boundary: tuple[int, float]
     """the activation that one stage sends to the next"""
     boundary_sharded: bool
     """each rank of tp has a part of it"""
+    expert_sizes: frozenset[int]
+    """the sizes that depend on the degrees of the expert axes"""
+    experts: frozenset[int]
+    """positions of the works whose price depends on them"""
 
 
 def lower(programs: Sequence[SegmentProgram], workload: Workload) -> Lowered:
@@ -96,6 +102,7 @@ def lower(programs: Sequence[SegmentProgram], workload: Workload) -> Lowered:
             layout = program.values["x"].layout
             boundary = (table.number(layout_size(layout, sizes)), dtype_bytes("compute", workload.precision))
             sharded = any(axis in TP for axes in layout.shards for axis in axes)
+    expert_sizes = table.following(BY_EXPERTS)
     return Lowered(
         sizes=table,
         works=tuple(works),
@@ -104,16 +111,32 @@ def lower(programs: Sequence[SegmentProgram], workload: Workload) -> Lowered:
         transients=tuple(transients),
         boundary=boundary,
         boundary_sharded=sharded,
+        expert_sizes=expert_sizes,
+        experts=_of_experts(works, expert_sizes),
     )
 
 
-def _times(terms: tuple[tuple[int, float], ...], times: float) -> tuple[tuple[int, float], ...]:
+def _of_experts(works: Sequence[Work], sizes: frozenset[int]) -> frozenset[int]:
+    """Works of these sizes or of expert axes, and the products and collectives that share their time with one."""
+    found = {at for at, work in enumerate(works) if set(work.axes) & set(EXPERT) or not sizes.isdisjoint(_sizes(work))}
+    found |= {works[at].leader for at in found} - {-1}
+    found |= {at for at, work in enumerate(works) if work.leader in found}
+    hidden = {work.behind for at, work in enumerate(works) if at in found or not found.isdisjoint(work.behind)} - {()}
+    return frozenset(found | {at for at, work in enumerate(works) if work.behind in hidden})
+
+
+def _sizes(work: Work) -> tuple[int, ...]:
+    shape = (work.m, work.n, work.k, work.batch, work.groups)
+    return shape if work.category < 2 else (work.groups, *(number for number, _ in work.terms))
+
+
+def _times(terms: Terms, times: float) -> Terms:
     return tuple((number, factor * times) for number, factor in terms)
 
 
 def _lower_program(
     index: int, program: SegmentProgram, table: SizeTable, works: list[Work], workload: Workload
-) -> tuple[tuple[tuple[int, float], ...], tuple[tuple[int, float], ...], tuple[tuple[tuple[int, float], ...], ...]]:
+) -> tuple[Terms, Terms, tuple[Terms, ...]]:
     """(saved, remade, transients) of one Program, whose nodes are added to `works` as those of segment `index`."""
     sizes = segment_sizes(program, workload)
     precision = workload.precision

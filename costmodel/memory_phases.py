@@ -14,8 +14,8 @@ import numpy as np
 
 from distplan.costmodel.case import Case
 from distplan.costmodel.casting import casts_of
+from distplan.costmodel.exchanges import evaluate_terms
 from distplan.costmodel.graph import parameters
-from distplan.costmodel.local_costs import evaluate_terms
 from distplan.costmodel.lower_terms import segment_sizes, transients_of
 from distplan.costmodel.model import DTYPE_BYTES
 from distplan.costmodel.sizes import SizeTable
@@ -100,7 +100,7 @@ def _plain(case: Case, phase: StageMemory) -> PhaseMemory:
 def forward_temporaries(case: Case, content: Content) -> Floats:
     """The most that a forward operator of the stage's layers finds alive beside what is kept for backward."""
     s, eng = case.strategy, case.eng
-    symbols, _ = eng.symbols(case.columns, s.cp_kind)
+    symbols = eng.rows(case.columns, s.cp_kind).symbols
     rows = []
     for first in case.programs(s.recompute):
         most = np.zeros(1)

@@ -7,13 +7,16 @@ All sizes of a Program are collected in one table and evaluated once for all row
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from distplan.costmodel.layout import CP, DATA, EXPERT, MESH_AXES, TP, Axes, Layout
 from distplan.costmodel.strategy import Floats
+
+BY_EXPERTS = (*EXPERT, "load")
+"""symbols that change with the degrees of the expert axes"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,10 @@ class SizeTable:
     def number(self, size: Size | PaddedSize) -> int:
         return self.index.setdefault(size, len(self.index))
 
+    def following(self, symbols: Sequence[str]) -> frozenset[int]:
+        """Numbers of the sizes that depend on one of these symbols."""
+        return frozenset(at for size, at in self.index.items() if not _symbols(size).isdisjoint(symbols))
+
     def evaluate(self, symbols: Mapping[str, Floats]) -> Floats:
         """Array [number of sizes, rows] of elements; `symbols` are varying dims and axis degrees."""
         rows = max(len(values) for values in symbols.values())
@@ -83,6 +90,12 @@ class SizeTable:
         for size, position in self.index.items():
             table[position] = _padded(size, symbols) if isinstance(size, PaddedSize) else _elements(size, symbols)
         return table
+
+
+def _symbols(size: Size | PaddedSize) -> set[str]:
+    if isinstance(size, PaddedSize):
+        return {*size.axes, *size.times} | _symbols(size.rows) | _symbols(size.rest)
+    return {*size.varying, *size.axes}
 
 
 def _elements(size: Size, symbols: Mapping[str, Floats]) -> Floats | float:

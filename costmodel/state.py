@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from distplan.costmodel.casting import NARROW, narrow_weights, scaling_of
+from distplan.costmodel.exchanges import Rows, evaluate_terms, span
 from distplan.costmodel.graph import Segment, Weight
 from distplan.costmodel.layout import TP, Axes, Dims, Layout
-from distplan.costmodel.local_costs import evaluate_terms, span
 from distplan.costmodel.model import DTYPE_BYTES, Workload
 from distplan.costmodel.program import SegmentProgram
 from distplan.costmodel.runtime import StateRules
@@ -260,18 +260,16 @@ def _count(into: dict[int, float], number: int, factor: float) -> None:
     into[number] = into.get(number, 0.0) + factor
 
 
-def state_costs(
-    lowered: LoweredState, symbols: Mapping[str, Floats], strides: Mapping[str, Floats], cluster: Cluster
-) -> StateCosts:
+def state_costs(lowered: LoweredState, rows: Rows, cluster: Cluster) -> StateCosts:
     """Elements and seconds per segment, for rows of degrees."""
-    table = lowered.sizes.evaluate(symbols)
-    segments, rows = len(lowered.used), table.shape[1]
-    seconds = {name: np.zeros((segments, rows)) for name in ("reduce", "replicate", "gather")}
+    table = lowered.sizes.evaluate(rows.symbols)
+    segments, size = len(lowered.used), table.shape[1]
+    seconds = {name: np.zeros((segments, size)) for name in ("reduce", "replicate", "gather")}
     spans: dict[Axes, object] = {}
     costs = []
     for movement in lowered.movements:
         if movement.axes not in spans:
-            spans[movement.axes] = span(movement.axes, symbols, strides, cluster)
+            spans[movement.axes] = span(movement.axes, rows, cluster)
         payload = evaluate_terms(movement.terms, table)
         calls = float(movement.calls)
         cost = price(movement.kind, payload / calls, spans[movement.axes], cluster)  # type: ignore[arg-type]

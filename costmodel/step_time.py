@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distplan.costmodel.combine import LocalTables, StateTables
-from distplan.costmodel.lower import PHASES
 from distplan.costmodel.stage_costs import (
     MEMORY_PARTS,
     Activations,
@@ -244,16 +243,14 @@ def _critical_parts(
     exposed: tuple[Floats, Floats],
 ) -> tuple[Floats, list[Floats]]:
     """(critical stage, its seconds per micro-batch by TIME_PARTS up to exposed dp) of the heaviest stage."""
-    seconds = local.chosen.at("seconds", lid)
-    recompute = local.chosen.at("recompute", lid)
+    passes, recompute = local.chosen["passes"], local.chosen["recompute"]
     exposed_both = exposed[0] + exposed[1]
     critical = np.full(len(lid), float(cut.stages[0].first))
     load = stage_f[0] + stage_b[0]
     chosen: list[Floats] = []
     for number, (run, share) in enumerate(zip(cut.stages, shares, strict=True)):
-        sums = run_sum(run.content, seconds)
-        both = sums[PHASES.index("forward")] + sums[PHASES.index("backward")]
-        again = share * run_sum(run.content, recompute)
+        both = run_sum(run.content, passes)[:, lid]
+        again = share * run_sum(run.content, recompute)[lid]
         parts = [*both[:3], again, *both[3:], run_sum(run.content, exposed_both)]
         if number == 0:
             chosen = parts
@@ -270,11 +267,11 @@ def _flops(
     local: LocalTables, lid: NDArray[np.int64], cut: Split, shares: list[Floats], m: Floats, pp: int
 ) -> tuple[Floats, Floats]:
     """(recomputed, executed by kernels) FLOPs per GPU and step, the mean over stages."""
-    full, kernel = local.chosen.at("full_flops", lid), local.chosen.at("kernel_flops", lid)
+    full, kernel = local.chosen["full_flops"], local.chosen["kernel_flops"]
     again, executed = np.zeros(len(lid)), np.zeros(len(lid))
     for run, share in zip(cut.stages, shares, strict=True):
         weight = run.count / pp
-        again = again + weight * share * run_sum(run.content, full[1])
+        again = again + weight * share * run_sum(run.content, full[1])[lid]
         passes = run_sum(run.content, kernel[0]) + run_sum(run.content, kernel[2])
-        executed = executed + weight * (passes + share * run_sum(run.content, kernel[1]))
+        executed = executed + weight * (passes[lid] + share * run_sum(run.content, kernel[1])[lid])
     return again * m, executed * m

@@ -128,5 +128,15 @@ class Strategies:
         column = self.columns.get("recompute_layers")
         return np.zeros(len(self)) if column is None else column.astype(np.float64, copy=False)
 
+    @property
+    def gpus(self) -> Floats:
+        return (
+            self.degree("dp_replicate")
+            * self.degree("dp_shard")
+            * self.degree("tp")
+            * self.degree("pp")
+            * self.degree("cp")
+        )
+
     def degree(self, name: str) -> Floats:
         return self.columns[name].astype(np.float64, copy=False)

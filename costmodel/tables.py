@@ -19,11 +19,13 @@ from distplan.costmodel import fitted
 from distplan.costmodel.casting import for_accelerator, with_high_ends
 from distplan.costmodel.decompose import decompose_norms
 from distplan.costmodel.derive import derive
+from distplan.costmodel.exchanges import Rows, TwoRows
 from distplan.costmodel.feed_forward import evenly_routed
 from distplan.costmodel.fitted import Band, measured_band
 from distplan.costmodel.graph import Segment, segments
 from distplan.costmodel.host import host_wait
-from distplan.costmodel.local_costs import LocalCosts, category_total, local_costs
+from distplan.costmodel.layout import EXPERT
+from distplan.costmodel.local_costs import LocalCosts, local_costs
 from distplan.costmodel.lower import PHASES, Lowered, lower
 from distplan.costmodel.model import Attention, Model, Moe, Workload
 from distplan.costmodel.placements import check_marks, marks_of
@@ -90,12 +92,11 @@ class Store:
 
     def find(self, columns: Mapping[str, Floats]) -> Ints:
         """Places of the rows of `columns`; arrays are [..., place]."""
-        width = 8 * len(columns)
-        packed = np.stack([*columns.values()], axis=1).tobytes()
-        keys = [packed[at : at + width] for at in range(0, len(packed), width)]
-        places = [self.places.get(key, -1) for key in keys]
-        if -1 in places:
-            fresh = {key: at for at, key in enumerate(keys) if places[at] < 0}
+        packed = np.stack([*columns.values()], axis=1)
+        keys = packed.view(f"V{packed.shape[1] * packed.itemsize}")[:, 0].tolist()
+        places = list(map(self.places.get, keys))
+        if None in places:
+            fresh = {key: at for at, (key, place) in enumerate(zip(keys, places, strict=True)) if place is None}
             rows = list(fresh.values())
             held = len(self.places)
             for name, values in self.compute({name: column[rows] for name, column in columns.items()}).items():
@@ -199,8 +200,8 @@ class Engine:
             self.lowered_state[(sp, zero)] = lower_state(programs, int(zero), self.workload, self.runtime.state)
         return self.lowered_state[(sp, zero)]
 
-    def symbols(self, columns: Mapping[str, Floats], cp_kind: str) -> tuple[dict[str, Floats], dict[str, Floats]]:
-        """Degrees of the mesh axes with the varying dims, and the strides of the axes."""
+    def rows(self, columns: Mapping[str, Floats], cp_kind: str) -> Rows:
+        """What sizes and groups are evaluated for."""
         degrees = mesh_symbols(columns, self.kv_heads, cp_kind)
         symbols = degrees | {
             "vocab": padded_vocab(self.model.vocab, self.model.vocab_pad_multiple, columns["tp"]),
@@ -210,7 +211,7 @@ class Engine:
         }
         if "micro_batch" in columns:
             symbols["micro_batch"] = columns["micro_batch"]
-        return symbols, mesh_strides(degrees, self.runtime.mesh_order)
+        return Rows(symbols, mesh_strides(degrees, self.runtime.mesh_order))
 
     def flops_per_sequence(self) -> tuple[float, float]:
         """(forward FLOPs of one sequence over the whole model, of which attention over the square of scores).
@@ -242,12 +243,14 @@ class Engine:
         return _local_arrays(costs, costs.host_operators * each)
 
     def local_costs(self, lowered: Lowered, columns: Mapping[str, Floats], cp_kind: str) -> LocalCosts:
-        symbols, strides = self.symbols(columns, cp_kind)
+        first, index = distinct(*(column for name, column in columns.items() if name not in EXPERT))
+        every, dense = (
+            self.rows(each, cp_kind) for each in (columns, {name: column[first] for name, column in columns.items()})
+        )
         return local_costs(
             lowered,
             len(self.segments),
-            symbols,
-            strides,
+            TwoRows(every, dense, index),
             self.cluster,
             self.rates,
             causal=self.workload.causal,
@@ -275,10 +278,10 @@ class Engine:
         """Elements and movements of weights for (tp, cp, dp_replicate, dp_shard, …) of each row's sp and zero."""
 
         def price_structure(sp: str, zero: str, rows: Mapping[str, Floats]) -> Mapping[str, Floats]:
-            symbols, strides = self.symbols(rows, "none")
-            costs = state_costs(self.lower_state(sp, zero), symbols, strides, self.cluster)
-            tied = tied_gradients(costs.used_elements[-1], symbols, self.cluster, self.workload)[1].seconds
-            clip = clip_seconds(symbols["gpus"], self.cluster, self.workload)
+            at = self.rows(rows, "none")
+            costs = state_costs(self.lower_state(sp, zero), at, self.cluster)
+            tied = tied_gradients(costs.used_elements[-1], at.symbols, self.cluster, self.workload)[1].seconds
+            clip = clip_seconds(at.symbols["gpus"], self.cluster, self.workload)
             return {**_state_arrays(costs), "tied": tied, "clip": clip}
 
         return _by_structure(columns, ("sp", "zero"), price_structure)
@@ -295,24 +298,23 @@ def _by_structure(
     for number in range(int(group.max(initial=-1)) + 1):
         members = np.flatnonzero(group == number)
         key = [STRUCTURE[name][int(columns[name][members[0]])] for name in names]
+        together = members[-1] - members[0] + 1 == len(members)
+        into = slice(members[0], members[-1] + 1) if together else members
         found = price_structure(*key, {name: column[members] for name, column in rest.items()})
         for name, values in found.items():
             if name not in arrays:
                 arrays[name] = np.empty((*values.shape[:-1], total))
-            arrays[name][..., members] = values
+            arrays[name][..., into] = values
     return arrays
 
 
 def _local_arrays(costs: LocalCosts, host: Floats) -> Mapping[str, Floats]:
-    """`seconds` is [phase, category or host, segment, row]."""
-    device = np.stack([category_total(costs, phase) for phase in range(len(PHASES))])
-    wait = host_wait(device, host)
-    forward, recompute, backward = device + wait
+    """`passes` is [category or host, segment, row]."""
+    wait = host_wait(costs.seconds, host)
+    forward, backward = PHASES.index("forward"), PHASES.index("backward")
     return {
-        "seconds": np.concatenate([costs.seconds, wait[:, np.newaxis]], axis=1),
-        "forward": forward,
-        "recompute": recompute,
-        "backward": backward,
+        "passes": np.concatenate([costs.passes, (wait[forward] + wait[backward])[np.newaxis]]),
+        **dict(zip(PHASES, costs.seconds + wait, strict=True)),
         "full_flops": costs.full_flops,
         "kernel_flops": costs.kernel_flops,
         "saved": costs.saved_bytes,

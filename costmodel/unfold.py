@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from distplan.costmodel.case import Case
+from distplan.costmodel.exchanges import evaluate_terms
 from distplan.costmodel.layout import join_axes
-from distplan.costmodel.local_costs import evaluate_terms
 from distplan.costmodel.lower import CATEGORIES, PHASES, Lowered, Work
 from distplan.costmodel.program import COLLECTIVES, SegmentProgram
 from distplan.costmodel.stages import Run
@@ -74,14 +74,13 @@ def operators(case: Case) -> tuple[Operator, ...]:
     apart = replace(lowered, works=tuple(replace(work, segment=at) for at, work in enumerate(lowered.works)))
     each = replace(case.eng, segments=(case.eng.segments[0],) * len(lowered.works))
     costs = each.local_costs(apart, case.columns, case.strategy.cp_kind)
-    symbols, _ = case.eng.symbols(case.columns, case.strategy.cp_kind)
-    table = lowered.sizes.evaluate(symbols)
+    table = lowered.sizes.evaluate(case.eng.rows(case.columns, case.strategy.cp_kind).symbols)
     made = []
     run = critical_run(case, lowered, costs.seconds)
     for at, work in enumerate(lowered.works):
         calls = _calls(case, work, run)
         if calls and work.leader < 0:
-            seconds = float(costs.seconds[work.phase, work.category, at, 0])
+            seconds = float(costs.seconds[work.phase, at, 0])
             flops = float(costs.kernel_flops[work.phase, at, 0])
             members = [other for other in lowered.works if other.leader == at]
             made.append(_operator(case, work, members, table, calls, seconds, flops))
@@ -97,13 +96,13 @@ def _calls(case: Case, work: Work, run: Run) -> float:
 def critical_run(case: Case, lowered: Lowered, seconds: Floats) -> Run:
     """The stage whose operators take longest per micro-batch: what the step time's parts are those of.
 
-    seconds: [phase, category, work, row].
+    seconds: [phase, work, row].
     """
 
     def load(run: Run) -> float:
         total = 0.0
         for at, work in enumerate(lowered.works):
-            total += _calls(case, work, run) * float(seconds[work.phase, work.category, at, 0])
+            total += _calls(case, work, run) * float(seconds[work.phase, at, 0])
         return total
 
     return max(case.cut.stages, key=load)

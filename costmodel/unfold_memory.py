@@ -46,7 +46,7 @@ def _weights(case: Case) -> Iterator[Held]:
     zero = case.strategy.zero
     rules = case.eng.runtime.state
     content = weight_content(case.worst.content, case.strategy.pp)
-    symbols, _ = case.eng.symbols(case.columns, "none")
+    symbols = case.eng.rows(case.columns, "none").symbols
     states = [*([("master", recipe.master)] if recipe.master else []), *(("moment", dtype) for dtype in recipe.moments)]
     sharded_from = 2 if rules.zero2_parameters == "sharded" else 3
     programs = [(at, part) for at, first in enumerate(case.programs("none")) for part in (first, *first.beside)]
@@ -140,7 +140,7 @@ def _saved(
 ) -> Iterator[Held]:
     workload = case.eng.workload
     sizes = segment_sizes(program, workload)
-    symbols, _ = case.eng.symbols(case.columns, case.strategy.cp_kind)
+    symbols = case.eng.rows(case.columns, case.strategy.cp_kind).symbols
     casts = casts_of(program, workload.precision)
     for name in names:
         value = program.values[name]

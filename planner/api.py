@@ -9,6 +9,7 @@ from typing import Any
 
 from distplan.costmodel.balance import balance
 from distplan.costmodel.estimate import estimate as price
+from distplan.costmodel.estimate import tabulate
 from distplan.costmodel.model import Model, Workload
 from distplan.costmodel.model_file import ModelFile, load_model
 from distplan.costmodel.replay import simulate_plan
@@ -124,6 +125,7 @@ def search_setting(
         job.runtime,
         gpus,
         estimate=price,
+        tabulate=tabulate,
         simulate_plan=simulate_plan,
         balance=balance,
         bounds=bounds,

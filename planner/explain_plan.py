@@ -11,8 +11,8 @@ import numpy as np
 
 from distplan.costmodel.case import Case, case_of
 from distplan.costmodel.estimate import PHASES
+from distplan.costmodel.exchanges import span
 from distplan.costmodel.layout import CP, DATA, TP
-from distplan.costmodel.local_costs import span
 from distplan.costmodel.memory_phases import host_memory, memory_phases
 from distplan.costmodel.unfold import Move, Operator, moves, operators
 from distplan.costmodel.unfold_memory import Held, held
@@ -154,10 +154,10 @@ _AXES: Mapping[str, tuple[str, ...]] = {"dp": DATA, "cp": CP, "tp": TP}
 def _where(case: Case, axis: str, kind: str, payload: float) -> Plain:
     """Ranks of the group, the outermost tier that it crosses, and the algorithm chosen there."""
     axes = tuple(part for name in axis.split("+") for part in _AXES.get(name, (name,)))
-    symbols, strides = case.eng.symbols(case.columns, case.strategy.cp_kind)
-    if not set(axes) <= set(strides):
+    rows = case.eng.rows(case.columns, case.strategy.cp_kind)
+    if not set(axes) <= set(rows.strides):
         return {"ranks": None, "tier": None, "algorithm": None}
-    group = span(axes, symbols, strides, case.eng.cluster)
+    group = span(axes, rows, case.eng.cluster)
     cost = price(kind, np.array([payload]), group, case.eng.cluster)
     tiers = case.eng.cluster.tiers
     tier = next((tier.name for tier, spans in zip(tiers, group.spans, strict=True) if spans[0] == 1.0), tiers[-1].name)

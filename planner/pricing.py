@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -41,6 +41,19 @@ class EstimateFunction(Protocol):
         usable_bytes: float | None,
         detail: bool,
     ) -> Estimate: ...
+
+
+class TabulateFunction(Protocol):
+    """distplan.costmodel.estimate.tabulate."""
+
+    def __call__(
+        self,
+        model: Model,
+        workload: Workload,
+        cluster: Cluster,
+        runtime: Runtime,
+        distinct_in: Callable[[Sequence[str]], Strategies],
+    ) -> None: ...
 
 
 class SimulateFunction(Protocol):
@@ -87,6 +100,8 @@ class Job:
     memory_limit_bytes: float | None
     allow_tight: bool
     estimate: EstimateFunction
+    tabulate: TabulateFunction | None = None
+    """for spaces of more than one chunk"""
     without: Runtime | None = None
     """rows that this runtime allows are left out: priced already"""
     shortlist: int = MAX_SHORTLIST
@@ -168,6 +183,9 @@ def cost_all(job: Job, cases: list[tuple[int, int]], progress: Progress | None =
     done = 0
     try:
         for case, each in found:
+            if job.tabulate and int(each.weights.sum()) > job.chunk_rows:
+                workload = replace(job.workload, global_batch=case[1])
+                job.tabulate(job.model, workload, job.cluster, job.runtime, each.distinct)
             for rows, seen in _chunks(job, each, case, tally):
                 if len(rows):
                     _keep(job, rows, case, tally)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from distplan.costmodel.estimate import estimate
+from distplan.costmodel.estimate import estimate, tabulate
 from distplan.costmodel.goodput import Interruptions
 from distplan.costmodel.replay import simulate_plan
 from distplan.costmodel.strategy import Strategy
@@ -74,7 +74,7 @@ def job_of(job: api.Setting, bounds: Bounds, *, allow_tight: bool = False) -> Jo
     return Job(
         model=job.model, workload=job.workload, cluster=job.cluster, runtime=job.runtime,
         bounds=check_bounds(bounds), objective="step-time", reserve_bytes=job.limits.reserve_bytes,
-        memory_limit_bytes=job.limits.memory_limit_bytes, allow_tight=allow_tight, estimate=estimate,
+        memory_limit_bytes=job.limits.memory_limit_bytes, allow_tight=allow_tight, estimate=estimate, tabulate=tabulate,
     )  # fmt: skip
 
 

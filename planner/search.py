@@ -23,6 +23,7 @@ from distplan.planner.pricing import (
     Job,
     Progress,
     SimulateFunction,
+    TabulateFunction,
     Tally,
     cost_all,
 )
@@ -45,6 +46,7 @@ def search(
     gpus: int | Sequence[int],
     *,
     estimate: EstimateFunction,
+    tabulate: TabulateFunction | None = None,
     simulate_plan: SimulateFunction | None = None,
     balance: BalanceFunction | None = None,
     bounds: Bounds | None = None,
@@ -72,7 +74,7 @@ def search(
     job = Job(
         model=model, workload=workload, cluster=cluster, runtime=runtime, bounds=check_bounds(bounds or {}),
         objective=objective, reserve_bytes=reserve_bytes, memory_limit_bytes=memory_limit_bytes,
-        allow_tight=allow_tight, estimate=estimate, shortlist=max(MAX_SHORTLIST, top),
+        allow_tight=allow_tight, estimate=estimate, tabulate=tabulate, shortlist=max(MAX_SHORTLIST, top),
     )  # fmt: skip
     price = price_per_gpu_hour if price_per_gpu_hour is not None else cluster.price_per_gpu_hour or None
     pricer = Pricer(job=job, price_per_gpu_hour=price, simulate_plan=simulate_plan, balance=balance)

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distplan.costmodel.strategy import CHUNKED, DEGREES, STRUCTURE, Floats, Strategies
+from distplan.costmodel.tables import distinct
 from distplan.hardware.errors import DistplanError, did_you_mean
 from distplan.planner.constraints import OPTION_RULES, SKELETON_RULES, Context, apply
 from distplan.planner.rules import per_stage_cut
@@ -266,6 +267,13 @@ class Space:
     options: _Options
     enumerated: int
     rejected: Mapping[str, int]
+
+    def distinct(self, names: Sequence[str]) -> Strategies:
+        """A row of each combination that these fields have, some of which option rules may refuse."""
+        degrees = [self.rows[name] for name in names if name in self.rows]
+        first, _ = distinct(_classes(self.rows), *degrees)
+        rows = _expand({name: column[first] for name, column in self.rows.items()}, self.options)
+        return rows.take(distinct(*(rows.columns[name] for name in names))[0])
 
     def chunks(self, chunk_rows: int = CHUNK_ROWS) -> Iterator[Strategies]:
         """Whole rows, about `chunk_rows` at a time, in order; option rules are not applied yet."""

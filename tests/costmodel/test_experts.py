@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from distplan.costmodel.estimate import estimate
-from distplan.costmodel.local_costs import reached
+from distplan.costmodel.exchanges import reached
 from distplan.costmodel.model import Model, Moe, Workload
 from distplan.costmodel.model_file import load_model, read_model
 from distplan.costmodel.runtime import Runtime, load_runtime

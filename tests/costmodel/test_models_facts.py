@@ -13,9 +13,9 @@ import pytest
 
 from distplan.costmodel.combine import local_tables
 from distplan.costmodel.estimate import Estimate, estimate
+from distplan.costmodel.exchanges import reached
 from distplan.costmodel.graph import parameters
 from distplan.costmodel.hf_config import load_json, read_config
-from distplan.costmodel.local_costs import reached
 from distplan.costmodel.model import Attention, Mlp, Model, Moe, Workload
 from distplan.costmodel.model_file import load_model
 from distplan.costmodel.runtime import Runtime, load_runtime

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from distplan.costmodel import tables
-from distplan.costmodel.estimate import Estimate, estimate
+from distplan.costmodel.estimate import Estimate, estimate, tabulate
 from distplan.costmodel.model_file import load_model
 from distplan.costmodel.runtime import load_runtime
 from distplan.costmodel.strategy import Strategies, Strategy
@@ -51,6 +51,7 @@ def fresh() -> None:
         ("llama-3.1-405b", 1024, "megatron", 2000),
         ("gemma-2-27b", 256, "torchtitan", 300),
         ("gpt3-175b", 768, "any", 300),
+        ("deepseek-v3", 96, "megatron", 200),
     ],
 )
 def test_a_row_alone_in_a_batch_and_in_odd_chunks_has_the_same_bits(
@@ -68,6 +69,21 @@ def test_a_row_alone_in_a_batch_and_in_odd_chunks_has_the_same_bits(
         ]
         for name, column in whole.items():
             assert np.array_equal(column, np.concatenate([part[name] for part in parts])), (name, size)
+
+
+def test_tables_that_a_search_fills_at_once_have_the_bits_of_those_filled_batch_by_batch() -> None:
+    given = random_rows("mixtral-8x7b", 64, "megatron", 400)
+    rows = given[4]
+    fresh()
+    whole = columns_of(estimate(*given))  # type: ignore[arg-type]
+    fresh()
+    tabulate(*given[:4], lambda names: rows.take(np.lexsort([rows.columns[n] for n in names])))  # type: ignore[arg-type]
+    eng = tables.engine(*given[:4])  # type: ignore[arg-type]
+    filled = len(eng.state.places)
+    again = columns_of(estimate(*given))  # type: ignore[arg-type]
+    assert len(eng.state.places) == filled > 0, "nothing was left to be filled in"
+    for name, column in whole.items():
+        assert np.array_equal(column, again[name]), name
 
 
 def test_stages_that_all_differ_are_priced_however_many() -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from distplan.costmodel.combine import local_tables
 from distplan.costmodel.estimate import MEMORY_PARTS, Estimate, estimate
+from distplan.costmodel.exchanges import evaluate_terms
 from distplan.costmodel.graph import parameters
-from distplan.costmodel.local_costs import UNFUSED, evaluate_terms
+from distplan.costmodel.local_costs import UNFUSED
 from distplan.costmodel.lower import PHASES, lower
 from distplan.costmodel.model import Attention, LayerKind, Mlp, Model, Precision, Workload
 from distplan.costmodel.runtime import Runtime, load_runtime
@@ -252,7 +253,7 @@ def moved(kind: str, phase: str, model: Model = GPT3, workload: Workload | None 
     eng = engine(model, workload or unfused(), CLUSTER, MEGATRON)
     lowered = lower(eng.program(eng.structure("false", "none", "none")), eng.workload)
     columns = {name: np.ones(1) for name in (*LOCAL_KEY, "gpus")}
-    table = lowered.sizes.evaluate(eng.symbols(columns, False)[0])
+    table = lowered.sizes.evaluate(eng.rows(columns, "none").symbols)
     works = [w for w in lowered.works if w.segment == 1 and w.kind == kind and PHASES[w.phase] == phase]
     return sum(float(evaluate_terms(work.terms, table)[0]) for work in works)
 
