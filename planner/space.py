@@ -6,7 +6,7 @@ applied between the two, each row weighted by what it would expand to, so that c
 whole space while most of it is never built.
 
 Canonical form, so that no program occurs twice: cp_inner > 1 exactly with cp_kind two_level, whose rows a bound on
-cp_inner is for; an axis of degree 1 has no options (cp_kind none, sp
+cp_inner is for (without one it stays within a scale-up domain); an axis of degree 1 has no options (cp_kind none, sp
 false, zero 0 where dp·cp = 1 or the group to shard over is 1); pp = 1 has schedule 1f1b; vpp > 1 exactly
 with interleaved and zb_v (2); f_then_b is left out where 1f1b is the same order (one micro-batch); ZeRO-0 stores
 nothing sharded, so of the splits of dp it has one: the largest dp_shard.
@@ -89,18 +89,19 @@ def _meshes(context: Context, bounds: Bounds) -> Columns:
                 if rest or dp not in bounds.get("dp", (dp,)):
                     continue
                 shards = _shards(dp, cp, context.domain, bounds)
-                levels = [1, *_inner(cp, kinds, bounds)]
+                levels = [1, *_inner(cp, kinds, context.domain, bounds)]
                 found += [(tp, pp, cp, c, dp // n, n, n == max(shards)) for c in levels for n in shards]
     table = np.array(found, dtype=np.float64).reshape(-1, 7)
     names = ("tp", "pp", "cp", "cp_inner", "dp_replicate", "dp_shard", "first_split")
     return {name: table[:, i] for i, name in enumerate(names)}
 
 
-def _inner(cp: int, kinds: Collection[str], bounds: Bounds) -> list[int]:
-    """What the inner of two levels may be: a divisor between 1 and cp."""
+def _inner(cp: int, kinds: Collection[str], domain: int, bounds: Bounds) -> list[int]:
+    """What the inner of two levels may be: a divisor between 1 and cp, within a scale-up domain unless listed."""
     if "two_level" not in kinds:
         return []
-    return [d for d in divisors(cp)[1:-1] if d in bounds.get("cp_inner", (d,))]
+    listed = bounds.get("cp_inner")
+    return [d for d in divisors(cp)[1:-1] if (d <= domain if listed is None else d in listed)]
 
 
 def _shards(dp: int, cp: int, domain: int, bounds: Bounds) -> list[int]:

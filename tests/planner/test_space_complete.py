@@ -56,6 +56,7 @@ def canonical(s: Strategy, of: Context) -> bool:
         options
         and (s.cp_kind == "none") == (s.cp == 1)
         and (1 < s.cp_inner < s.cp and s.cp % s.cp_inner == 0 if s.cp_kind == "two_level" else s.cp_inner == 1)
+        and s.cp_inner <= of.domain
         and not (s.sp and s.tp == 1)
         and (s.schedule in ("interleaved", "zb_v")) == (s.vpp > 1)
         and (s.schedule != "zb_v" or s.vpp == 2)
