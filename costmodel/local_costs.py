@@ -46,6 +46,17 @@ FUSED: Mapping[str, tuple[float, float]] = {"expert_bias": (0.0, 0.0), "sort": (
 """what costs nothing where it is fused: the bias with the product, the order of experts with the dispatch"""
 
 
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Of one pass of each work by its position, one entry per row that it depends on."""
+
+    seconds: dict[int, Floats] = field(default_factory=dict)
+    full: dict[int, Floats] = field(default_factory=dict)
+    kernel: dict[int, Floats] = field(default_factory=dict)
+    issued: dict[int, Floats] = field(default_factory=dict)
+    """operators of the host"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalCosts:
     """Per segment and micro-batch. `seconds` and flops are [phase, segment, row]."""
@@ -71,17 +82,8 @@ class LocalCosts:
     exchanges: tuple[Exchange, ...]
     host_operators: Floats
     """operators that the host issues, per [phase, segment, row]"""
-
-
-@dataclass(frozen=True, slots=True)
-class _Prices:
-    """By position of a work, one entry per row that it depends on."""
-
-    seconds: dict[int, Floats] = field(default_factory=dict)
-    full: dict[int, Floats] = field(default_factory=dict)
-    kernel: dict[int, Floats] = field(default_factory=dict)
-    issued: dict[int, Floats] = field(default_factory=dict)
-    """operators of the host"""
+    prices: Prices
+    """what the sums above are of"""
 
 
 def local_costs(
@@ -107,7 +109,7 @@ def local_costs(
     sends its part of a boundary activation that all of them hold (Narayanan et al. 2021, section 4.1). `captured`:
     parts of a layer that CUDA graphs replay.
     """
-    works, prices = lowered.works, _Prices()
+    works, prices = lowered.works, Prices()
     costs: dict[int, tuple[Floats, Floats, Floats]] = {}
     dense = lowered.sizes.evaluate(rows.dense.symbols)
     table = lowered.sizes.evaluate(rows.all.symbols) if lowered.experts else dense[:, rows.index]
@@ -149,6 +151,7 @@ def local_costs(
             for at, (given, wire, time) in sorted(costs.items())
         ),
         host_operators=whole["issued"],
+        prices=prices,
     )
 
 
@@ -167,7 +170,7 @@ Cells = dict[tuple[int, ...], Floats]
 """rows by what they are summed over; what nothing adds to is not there"""
 
 
-def _sums(works: Sequence[Work], positions: Iterable[int], prices: _Prices) -> dict[str, Cells]:
+def _sums(works: Sequence[Work], positions: Iterable[int], prices: Prices) -> dict[str, Cells]:
     """What LocalCosts has of these works: seconds by category first, from left to right."""
     by_category: Cells = {}
     cells: dict[str, Cells] = {
@@ -222,7 +225,7 @@ def _most(sets: Sequence[Terms], lowered: Lowered, dense: Floats, table: Floats,
     return most
 
 
-def _gemms(works: Sequence[Work], positions: Iterable[int], table: Floats, rates: Rates, prices: _Prices) -> None:
+def _gemms(works: Sequence[Work], positions: Iterable[int], table: Floats, rates: Rates, prices: Prices) -> None:
     """Matrix products at the rate of a thermally settled run; those that are part of a merged one cost nothing.
 
     Operands of narrow products are cast by kernels of their own (casting.py).
@@ -268,7 +271,7 @@ def _attentions(
     positions: Iterable[int],
     table: Floats,
     rates: Rates,
-    prices: _Prices,
+    prices: Prices,
     *,
     causal: bool,
     kernel_time: float,
@@ -307,12 +310,7 @@ def _attentions(
 
 
 def _kernels(
-    works: Sequence[Work],
-    positions: Iterable[int],
-    table: Floats,
-    rates: Rates,
-    prices: _Prices,
-    unfused: Sequence[str],
+    works: Sequence[Work], positions: Iterable[int], table: Floats, rates: Rates, prices: Prices, unfused: Sequence[str]
 ) -> None:
     passes = dict(FUSED) | {kind: costs for name in unfused for kind, costs in UNFUSED[name].items()}
     alike: dict[tuple[Terms, tuple[float, float], int], list[int]] = {}

@@ -7,7 +7,7 @@ of its works as a segment of its own, so that sums over segments fall apart into
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from distplan.costmodel.case import Case
 from distplan.costmodel.exchanges import evaluate_terms
@@ -71,17 +71,15 @@ class Move:
 def operators(case: Case) -> tuple[Operator, ...]:
     """Every operator of the critical stage that runs, forward to backward. Before the software factor."""
     lowered = case.lowered()
-    apart = replace(lowered, works=tuple(replace(work, segment=at) for at, work in enumerate(lowered.works)))
-    each = replace(case.eng, segments=(case.eng.segments[0],) * len(lowered.works))
-    costs = each.local_costs(apart, case.columns, case.strategy.cp_kind)
+    prices = case.eng.local_costs(lowered, case.columns, case.strategy.cp_kind).prices
     table = lowered.sizes.evaluate(case.eng.rows(case.columns, case.strategy.cp_kind).symbols)
     made = []
-    run = critical_run(case, lowered, costs.seconds)
+    run = critical_run(case, lowered, prices.seconds)
     for at, work in enumerate(lowered.works):
         calls = _calls(case, work, run)
         if calls and work.leader < 0:
-            seconds = float(costs.seconds[work.phase, at, 0])
-            flops = float(costs.kernel_flops[work.phase, at, 0])
+            seconds = work.times * float(prices.seconds[at][0])
+            flops = work.times * float(prices.kernel[at][0]) if at in prices.kernel else 0.0
             members = [other for other in lowered.works if other.leader == at]
             made.append(_operator(case, work, members, table, calls, seconds, flops))
     return tuple(made)
@@ -93,16 +91,16 @@ def _calls(case: Case, work: Work, run: Run) -> float:
     return run.content[work.segment] * m * share
 
 
-def critical_run(case: Case, lowered: Lowered, seconds: Floats) -> Run:
+def critical_run(case: Case, lowered: Lowered, seconds: Mapping[int, Floats]) -> Run:
     """The stage whose operators take longest per micro-batch: what the step time's parts are those of.
 
-    seconds: [phase, work, row].
+    seconds: of one pass of each work by its position.
     """
 
     def load(run: Run) -> float:
         total = 0.0
         for at, work in enumerate(lowered.works):
-            total += _calls(case, work, run) * float(seconds[work.phase, at, 0])
+            total += _calls(case, work, run) * work.times * float(seconds[at][0])
         return total
 
     return max(case.cut.stages, key=load)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from distplan.costmodel import runtime as runtimes
 from distplan.costmodel.runtime import list_runtimes
 from distplan.planner import explain_fields, explain_rules
 from distplan.planner.check import evaluate, setting_of
@@ -26,6 +27,8 @@ STRATEGIES: dict[str, list[str]] = {
     ],
     "fsdp2": ["llama-3.1-8b", "--gpus", "8", "--zero", "3", "--runtime", "torchtitan"],
     "experts": ["mixtral-8x7b", "--gpus", "16", "--tp", "2", "--ep", "8"],
+    "experts-once-per-domain": ["mixtral-8x7b", "--gpus", "16", "--ep", "8", "--runtime", "@once_per_domain"],
+    "two-level": ["llama-3.1-8b", "--gpus", "8", "--cp", "4", "--cp-kind", "two_level", "--cp-inner", "2"],
     "ring": ["llama-3.1-8b", "--gpus", "8", "--cp", "2"],
     "tied-selective": ["llama-3.2-1b", "--gpus", "8", "--pp", "2", "--recompute", "selective"],
     "zero2": ["llama-3.1-8b", "--gpus", "8", "--zero", "2", "--runtime", "deepspeed"],
@@ -35,7 +38,11 @@ STRATEGIES: dict[str, list[str]] = {
 @pytest.fixture(scope="module", params=STRATEGIES)
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = tmp_path_factory.mktemp("plans") / f"{request.param}.yaml"
-    assert run(["estimate", *STRATEGIES[request.param], *JOB, "-o", str(path)]) in (0, 3)
+    once = path.with_name("once_per_domain.yaml")
+    shipped = Path(runtimes.__file__).with_name("runtimes").joinpath("megatron.yaml").read_text(encoding="utf-8")
+    once.write_text(shipped.replace("\nloss:", "\nexpert_dispatch: once_per_domain\nloss:", 1), encoding="utf-8")
+    words = [str(once) if word == "@once_per_domain" else word for word in STRATEGIES[request.param]]
+    assert run(["estimate", *words, *JOB, "-o", str(path)]) in (0, 3)
     return evaluate(path)
 
 
