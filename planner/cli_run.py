@@ -218,7 +218,7 @@ def _setting_of(file: PlanFile, options: Options) -> api.Setting:
         "optimizer",
     )
     job_options += ("attention", "loss", "images_per_sequence", "moe_imbalance", "sp", *DIMENSIONS, *SOLVED)
-    given = [name for name in job_options if options[name] is not None]
+    given = [name for name in job_options if options.get(name) is not None]
     if given:
         option = f"--{given[0].replace('_', '-')}"
         raise InputError(f"{option} cannot be combined with a strategy file, which says it; edit the file instead")

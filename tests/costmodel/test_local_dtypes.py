@@ -27,8 +27,10 @@ def layer_bytes(recipe: str, category: str, *, cp: int) -> float:
     columns = {name: np.ones(1) for name in (*LOCAL_KEY, "gpus")} | {"cp": np.array([cp]), "gpus": np.array([cp])}
     bandwidth = eng.rates.memory_bandwidth
     slow = replace(eng, rates=replace(eng.rates, memory_bandwidth=bandwidth / 2.0))
-    fast, half = (each.local_costs(lowered, columns, kind).seconds[0, :, LAYER, 0] for each in (eng, slow))
-    return float((half - fast)[CATEGORIES.index(category)] * bandwidth)
+    fast, half = (each.local_costs(lowered, columns, kind).prices.seconds for each in (eng, slow))
+    forward = (0, LAYER, CATEGORIES.index(category))
+    chosen = [at for at, w in enumerate(lowered.works) if (w.phase, w.segment, w.category) == forward and w.leader < 0]
+    return float(sum(half[at][0] - fast[at][0] for at in chosen) * bandwidth)
 
 
 def test_rings_partial_outputs_are_merged_in_their_dtype() -> None:

@@ -56,8 +56,11 @@ def test_a_bar_never_leaves_its_width() -> None:
 
 
 def test_a_label_leaves_out_what_is_one_off_or_none() -> None:
-    degrees = dict.fromkeys(("dp_replicate", "dp_shard", "tp", "pp", "vpp", "cp", "ep", "etp"), 1)
+    degrees = dict.fromkeys(("dp_replicate", "dp_shard", "tp", "pp", "vpp", "cp", "cp_inner", "ep", "etp"), 1)
     rest = {"cp_kind": "none", "sp": False, "zero": 1, "micro_batch": 1, "schedule": "1f1b", "recompute": "none"}
+    rest["stage_layers"] = []
     assert strategy_label(degrees | rest) == "zero1 mb1"
     label = strategy_label(degrees | rest | {"tp": 8, "cp": 2, "cp_kind": "ring", "sp": True})
     assert label == "tp8 cp2 ring sp zero1 mb1"
+    cut = {"pp": 2, "cp": 4, "cp_inner": 2, "cp_kind": "two_level", "stage_layers": [15, 17]}
+    assert strategy_label(degrees | rest | cut) == "pp2 cp4 cp_inner2 two_level zero1 mb1 1f1b layers15,17"
