@@ -127,9 +127,11 @@ def runs(row: Row) -> Iterator[Run]:
             raise CannotAnswer(f"recompute '{said}' is not in acceptance_words.yaml")
         facts["recompute"] = words()["recompute"][said]
     given = {*facts, "rounds"} if "global_batch" in facts else set(facts)
-    names = [name for name in words()["extremes"] if name not in given]
-    for values in itertools.product(*(words()["extremes"][name]["values"] for name in names)):
-        yield _run(row, facts, dict(zip(names, values, strict=True)))
+    open_facts = {name: entry["values"] for name, entry in words()["extremes"].items() if name not in given}
+    if "tokens_per_s_gpu" in row and int(facts.get("ep", 1)) > 1:
+        open_facts["expert_recipe"] = words()["expert_recipe"]["values"]
+    for values in itertools.product(*open_facts.values()):
+        yield _run(row, facts, dict(zip(open_facts, values, strict=True)))
 
 
 def _run(row: Row, facts: Mapping[str, Any], extremes: Mapping[str, Any]) -> Run:
@@ -148,9 +150,9 @@ def _run(row: Row, facts: Mapping[str, Any], extremes: Mapping[str, Any]) -> Run
         "precision": framework["recipe"][precision],
         "attention": gpu.get("attention", "flash"),
     }
-    job = setting(
-        model, gpus=strategy.gpus, hardware=cluster, runtime=load_runtime(framework["runtime"]), overrides=overrides
-    )
+    changes = words()["expert_recipe"]["changes"][filled["expert_recipe"]] if "expert_recipe" in filled else {}
+    runtime = replace(load_runtime(framework["runtime"]), **changes)
+    job = setting(model, gpus=strategy.gpus, hardware=cluster, runtime=runtime, overrides=overrides)
     return Run(job=job, strategy=strategy, reading=str(framework["reading"]), open=extremes)
 
 
@@ -184,4 +186,5 @@ def _strategy(row: Row, facts: Mapping[str, Any], framework: Mapping[str, Any], 
 
 
 def missing_facts(names: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(words()["extremes"][name]["said"] for name in names)
+    known = {**words()["extremes"], "expert_recipe": words()["expert_recipe"]}
+    return tuple(known[name]["said"] for name in names)

@@ -45,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     factors = factors_of(fit, overlaps, fit.rows)
     residuals = _left_out(fit, overlaps)
     memory = fit_memory(due)
+    cluster, run, groups = _spreads(fit, errors_of(fit, overlaps, factors))
     document = {
         "note": f"written by python -m benchmarks.fit from {len(fit.rows)} timed and {memory.runs} memory rows",
         "software_factor": _factor_entries(fit, factors),
@@ -53,6 +54,10 @@ def main(arguments: list[str] | None = None) -> int:
         },
         "fragmentation": memory.fragmentation,
         "context_bytes": memory.context_bytes,
+        "spread": {
+            "cluster": {"value": round(cluster, 3), "runs": groups},
+            "run": {"value": round(run, 3), "runs": groups},
+        },
         "time_band": time_bands(fit, residuals),
         "memory_band": memory_bands(memory),
     }
@@ -91,16 +96,14 @@ def _print(
     inside = errors_of(fit, overlaps, factors)
     for name, values in (("fitted", inside), ("source left out", residuals)):
         print(f"{name:16} {_line(values)}")
-    between, within, groups = _spreads(fit, inside)
-    print(f"clusters differ by {between:.3f} (medians of {groups} groups of runs), runs of one by {within:.3f} (log)")
     for source in dict.fromkeys(source_of(row) for row in fit.rows):
         mine = [at for at, row in enumerate(fit.rows) if source_of(row) == source]
         print(f"  {source[:44]:44} {len(mine):4}  fitted {_line(inside[mine])}   left out {_line(residuals[mine])}")
 
 
 def _spreads(fit: TimeFit, residuals: np.ndarray) -> tuple[float, float, int]:
-    """(standard deviation of the medians of groups of runs, robust deviation inside them, groups): what
-    costmodel/fitting.py has as CLUSTER_SPREAD and RUN_SPREAD. A group: source, system, dense or with experts."""
+    """(standard deviation of the medians of groups of runs, robust deviation inside them, groups). A group: source,
+    system, dense or with experts."""
     groups: dict[tuple[str, str, bool], list[float]] = {}
     for row, case, residual in zip(fit.rows, fit.cases, residuals, strict=True):
         groups.setdefault((source_of(row), case.cluster.id, "moe" in row["model_kind"]), []).append(float(residual))

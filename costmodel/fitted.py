@@ -39,6 +39,9 @@ class Fitted:
     """kind of collective -> the share of it that what it hides behind really hides"""
     fragmentation: Mapping[str, float]
     context_bytes: Mapping[str, float]
+    spread: Mapping[str, float]
+    """log: `cluster`, standard deviation of the medians of groups of runs (source, system, dense or with experts);
+    `run`, robust deviation of the runs of one group from their median"""
     time_band: Mapping[tuple[str, ...], Band]
     memory_band: Mapping[tuple[str, ...], Band]
 
@@ -61,6 +64,7 @@ def read_fitted(doc: Document) -> Fitted:
         overlap_efficiency=_values(doc.section("overlap_efficiency"), 1.0),
         fragmentation=_values(doc.section("fragmentation"), 1.0),
         context_bytes=_values(doc.section("context_bytes"), float(2**40)),
+        spread=_values(doc.section("spread"), 1.0),
         time_band=_bands(doc.section("time_band")),
         memory_band=_bands(doc.section("memory_band")),
     )

@@ -10,17 +10,14 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from distplan.costmodel.fitted import fitted
+
 Array = NDArray[np.float64]
 
 PRIOR_RUNS = 8.0
 """a shipped band counts as so many in a cluster's own (8 runs are the fewest that an 80 % quantile is taken from)"""
 SHARE = 0.8
 """of the runs that a band covers"""
-CLUSTER_SPREAD = 0.097
-"""by how much clusters differ from what their hardware says (log, standard deviation): of the medians of 30 groups
-(source, system, dense or MoE) of five and more of the public runs behind fitted.yaml; `benchmarks.fit` prints both"""
-RUN_SPREAD = 0.075
-"""by how much the runs of one such group differ from their median (log, robust)"""
 
 
 def end_seconds(time: Mapping[str, float], zero: int) -> float:
@@ -49,13 +46,14 @@ def drawn(values: Array, weights: Array, towards: float, prior_runs: float) -> f
 def cluster_log_factor(ratios: Array) -> float:
     """Of a cluster's own runs: their median, drawn to 0 (as shipped) the less, the better they agree.
 
-    The mean of a normal prior of CLUSTER_SPREAD: what is shipped counts as scatter² / CLUSTER_SPREAD² runs, where the
-    scatter is the runs' own (robust), with one run's worth of RUN_SPREAD². One run keeps 63 % of what it says.
+    The mean of a normal prior: what is shipped counts as scatter² / cluster² runs, where the scatter is the runs' own
+    (robust), with one run's worth of run² (`spread` of fitted.yaml).
     """
+    spread = fitted().spread
     number = len(ratios)
     own = 1.4826 * float(np.median(np.abs(ratios - np.median(ratios))))
-    scatter = ((number - 1) * own**2 + RUN_SPREAD**2) / number
-    return float(np.median(ratios)) * number / (number + scatter / CLUSTER_SPREAD**2)
+    scatter = ((number - 1) * own**2 + spread["run"] ** 2) / number
+    return float(np.median(ratios)) * number / (number + scatter / spread["cluster"] ** 2)
 
 
 def cluster_reach(residuals: Array, shipped: float) -> float:

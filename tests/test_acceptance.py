@@ -18,7 +18,7 @@ DATA = Path(__file__).parent / "data"
 FILE = DATA / "acceptance.yaml"
 ROWS = {row["id"]: (section, row) for section, rows in yaml.safe_load(FILE.read_text()).items() for row in rows}
 OPEN = {
-    **dict.fromkeys(("f20", "m05", "m07", "m08", "m10", "k03", "s02", "s03", "s05", "s06"), "undecided"),
+    **dict.fromkeys(("f02", "f20", "m05", "m07", "m08", "m10", "k03", "s02", "s03", "s05", "s06"), "undecided"),
     **dict.fromkeys(("f13", "k06", "k08"), "cannot answer"),
 }
 """rows that rest on what they do not say, and rows without an architecture or an order of strategies"""

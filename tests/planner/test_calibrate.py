@@ -12,7 +12,7 @@ import yaml
 from jsonschema import Draft202012Validator
 from measuring import RUNS, bench, runs_csv, write_bench
 
-from distplan.costmodel.fitting import CLUSTER_SPREAD, RUN_SPREAD
+from distplan.costmodel.fitted import fitted
 from distplan.hardware.calibrated import links_of, rates_of
 from distplan.hardware.cluster import load_cluster
 from distplan.planner import api
@@ -153,7 +153,8 @@ def test_one_run_moves_the_factor_less_than_many_that_agree(in_a_folder: Path) -
         cluster, _ = calibrate(["runs.csv"], "dgx-h100")
         found.append(cluster.calibration.number("software_factor"))
     assert 1.0 < found[0] < found[1] < found[2] < 1.3
-    kept = CLUSTER_SPREAD**2 / (CLUSTER_SPREAD**2 + RUN_SPREAD**2)
+    cluster, run = fitted().spread["cluster"] ** 2, fitted().spread["run"] ** 2
+    kept = cluster / (cluster + run)
     assert found[0] == pytest.approx(1.3**kept, rel=1e-6), "the mean of a normal prior and one normal observation"
 
 
