@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distplan.hardware.documents import Document, no_other_keys, take
+from distplan.hardware.errors import DistplanError
 from distplan.hardware.units import BYTES, SECONDS, Dimension, parse
 
 Bounds = tuple[float, float]
@@ -147,6 +148,31 @@ def _number(doc: Document, name: str, key: Key) -> float:
     if dimension is None:
         return float(take(doc, name, float, minimum=key.low, maximum=key.high))
     return float(take(doc, name, lambda raw: parse(raw, dimension), minimum=key.low, maximum=key.high))
+
+
+def check_bounds(calibration: Calibration) -> None:
+    """Raise DistplanError where a constant is outside the range that `read_calibration` takes."""
+    of_links = [(f"links.{tier}", CURVE, of) for tier, of in calibration.links.items()]
+    for prefix, keys, entries in (
+        ("gemm", GEMM, calibration.gemm),
+        ("attention", ATTENTION, calibration.attention),
+        *of_links,
+    ):
+        for name, entry in entries.items():
+            _check_entry(f"{prefix}.{name}", entry, keys)
+    for name, entry in calibration.scalars.items():
+        _check_entry(name, entry, SCALARS[name])
+
+
+def _check_entry(where: str, entry: Entry, keys: Mapping[str, Key]) -> None:
+    for name, key in keys.items():
+        value = entry.values[name]
+        if not key.low <= value <= key.high:
+            which = where if name == "value" else f"{where}.{name}"
+            raise DistplanError(
+                f"{entry.source}: {which} would be {value:.4g}, and {key.low:g} to {key.high:g} makes sense: "
+                "the file's times or sizes are not what they are taken for, or of another system"
+            )
 
 
 def content_of(calibration: Calibration) -> dict[str, Any]:

@@ -9,6 +9,7 @@ so that nothing in a file is ever constructed as an object, and `no` stays a wor
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import stat
 import tempfile
@@ -198,6 +199,8 @@ def _read(doc: Document, key: str, kind: Any, raw: Any) -> Any:
     if kind in _PLAIN:
         if kind is float and type(raw) is int:
             return float(raw)
+        if type(raw) is float and math.isnan(raw):
+            raise doc.error(f"expected {_PLAIN[kind]}, got {raw}", key)  # no bound would catch it
         if type(raw) is kind:
             return raw
         raise doc.error(f"expected {_PLAIN[kind]}, got {_kind_of(raw)} {_shown(raw)}", key)

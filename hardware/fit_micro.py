@@ -18,7 +18,7 @@ from distplan.hardware.fit_attention import SHAPE, fit_direction
 from distplan.hardware.fit_collectives import CollectiveRow, fit_cluster, predict_rows, values_of
 from distplan.hardware.fit_gemm import Rows, fit_device
 from distplan.hardware.microbench import AttentionRow, Bench, CopyRow, GemmRow
-from distplan.hardware.rate_types import Rates
+from distplan.hardware.rate_types import AttentionRates, Rates
 from distplan.hardware.rates import attention_seconds, gemm_seconds, memory_seconds, pcie_seconds
 
 Array = NDArray[np.float64]
@@ -29,6 +29,10 @@ LARGE_COPY = 64 * 2.0**20
 """bytes: from here on a copy is bandwidth, not latency, and leaves every cache"""
 MOST_OF_PEAK = 1.3
 """of the peak rate: what is faster was not waited for (boost clocks give some per cent over the nominal peak)"""
+
+_IDEAL = AttentionRates(peak_fraction=1.0, head_dim_64=1.0, head_dim_256=1.0, ramp=0.0, causal_ramp=0.0, tail_rows=0.0,
+                        latency=0.0)  # fmt: skip
+"""nothing but the peak rate"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +70,7 @@ def calibrate(cluster: Cluster, bench: Bench) -> MicroFit:
     """Refit what the file has enough measurements of. Raises DistplanError for what no device of this kind can do."""
     before = rates_of(cluster)
     bench = replace(bench, collectives=tuple(_over_domains(cluster, bench, row) for row in bench.collectives))
-    _check(before, bench)
+    _check(cluster, before, bench)
     notes: list[str] = []
     gemm = _fit_gemm(cluster, before, bench, notes)
     attention = _fit_attention(cluster, before, bench, notes)
@@ -92,16 +96,43 @@ def calibrate(cluster: Cluster, bench: Bench) -> MicroFit:
     )
 
 
-def _check(rates: Rates, bench: Bench) -> None:
+def _check(cluster: Cluster, rates: Rates, bench: Bench) -> None:
     for row in bench.gemm:
         if row.dtype not in rates.gemm:
             raise DistplanError(f"{bench.file}: a product in {row.dtype}, which {rates.accelerator} does not have")
-        speed = 2.0 * row.m * row.n * row.k / row.seconds
-        if speed > MOST_OF_PEAK * rates.peak_flops[row.dtype]:
+        least = 2.0 * row.m * row.n * row.k / rates.peak_flops[row.dtype]
+        _not_faster(bench, f"a {row.dtype} product of {row.m} x {row.n} x {row.k}", row.seconds, least, "peak rate")
+    ideal = replace(rates, attention_forward=_IDEAL, attention_backward=_IDEAL, attention_kernels={})
+    for each in bench.attention:
+        what = f"attention {each.work} of {each.batch} x {each.length} tokens"
+        _not_faster(bench, what, each.seconds, float(_attention_seconds(ideal, [each])[0]), "peak rate")
+    for sent in bench.collectives:
+        _not_faster(bench, _named(sent), sent.seconds, _least_seconds(cluster, sent), "links' rate")
+    for after, size in bench.context.items():
+        if size > cluster.accelerator.memory_label_bytes:
             raise DistplanError(
-                f"{bench.file}: a {row.dtype} product of {row.m} x {row.n} x {row.k} in {row.seconds:.3g} s is "
-                f"{speed / rates.peak_flops[row.dtype]:.2f} times the peak rate: its end was not waited for"
+                f"{bench.file}: a context of {size / 2**30:.4g} GiB after {after} is more than the device has"
             )
+
+
+def _not_faster(bench: Bench, what: str, seconds: float, least: float, bound: str) -> None:
+    if least > MOST_OF_PEAK * seconds:
+        raise DistplanError(
+            f"{bench.file}: {what} in {seconds:.3g} s is {least / seconds:.4g} times the {bound}: "
+            "its end was not waited for, or it ran on another system"
+        )
+
+
+def _named(row: CollectiveRow) -> str:
+    return f"{row.kind} of {row.size:.4g} bytes over {row.ranks} ranks in {row.nodes} domain{'s' * (row.nodes > 1)}"
+
+
+def _least_seconds(cluster: Cluster, row: CollectiveRow) -> float:
+    """No collective is faster: what a rank must receive from all others, or a domain through all of its links."""
+    if row.nodes == 1:
+        return row.size * (1.0 - 1.0 / row.ranks) / cluster.tiers[0].bandwidth
+    fastest = max(tier.bandwidth for tier in cluster.tiers[1:] or cluster.tiers)
+    return row.size * (1.0 - 1.0 / row.nodes) / (fastest * row.ranks / row.nodes)
 
 
 def _over_domains(cluster: Cluster, bench: Bench, row: CollectiveRow) -> CollectiveRow:
@@ -194,7 +225,7 @@ def _sustained(rates: Rates, bench: Bench, notes: list[str]) -> Entry | None:
     if not rows:
         return None
     ratio = float(np.median([_gemm_seconds(rates, [row])[0] / row.seconds for row in rows]))
-    return Entry(values={"value": min(max(ratio, 0.1), 1.0)}, points=len(rows), source=bench.source)
+    return Entry(values={"value": min(ratio, 1.0)}, points=len(rows), source=bench.source)
 
 
 def _fit_links(cluster: Cluster, bench: Bench, notes: list[str]) -> dict[str, dict[str, Entry]]:

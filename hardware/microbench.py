@@ -21,7 +21,7 @@ from distplan.hardware.fit_collectives import CollectiveRow
 FORMAT = "distplan-bench 1"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 NAMES_FILE = Path(__file__).parent / "data" / "device_names.yaml"
-MOST_ROWS = 50_000
+MOST_ROWS = 5_000
 _LONGEST = 3600.0
 """seconds; a single kernel or collective takes less"""
 
@@ -79,6 +79,8 @@ class Bench:
     attention: tuple[AttentionRow, ...] = ()
     copies: tuple[CopyRow, ...] = ()
     collectives: tuple[CollectiveRow, ...] = ()
+    smoke: bool = False
+    """tiny shapes on a CPU, to see that the script works"""
     context: dict[str, float] = field(default_factory=dict)
     """bytes outside the allocator after `cuda` and after `nccl` was initialised"""
 
@@ -94,6 +96,8 @@ def read_bench(path: str) -> Bench:
     no_other_keys(doc, ("format", "date", "device", "versions", "ranks", "nodes", "smoke", "measurements"))
     take(doc, "format", str, choices=(FORMAT,))
     take(doc, "versions", dict, default={})
+    for name in ("ranks", "nodes"):
+        take(doc, name, int, default=1, minimum=1)
     take(doc, "measurements", list)
     rows: dict[str, list[Any]] = {name: [] for name in (*_KINDS, "context")}
     for entry in doc.section("measurements").items():
@@ -101,6 +105,8 @@ def read_bench(path: str) -> Bench:
             raise entry.error("expected keys and values")
         kind = take(entry, "kind", str, choices=tuple(rows))
         rows[kind].append(_context(entry) if kind == "context" else _KINDS[kind](entry))
+        if kind == "context" and len(dict(rows[kind])) < len(rows[kind]):
+            raise entry.error(f"the context after {rows[kind][-1][0]} is given twice", "after")
     if not doc.value["measurements"]:
         raise doc.error("holds no measurement", "measurements")
     return Bench(
@@ -111,6 +117,7 @@ def read_bench(path: str) -> Bench:
         attention=tuple(rows["attention"]),
         copies=tuple(rows["copy"]),
         collectives=tuple(rows["collective"]),
+        smoke=take(doc, "smoke", bool, default=False),
         context=dict(rows["context"]),
     )
 
@@ -138,6 +145,7 @@ def _gemm(doc: Document) -> GemmRow:
 def _attention(doc: Document) -> AttentionRow:
     keys = ("kind", "direction", "kernel", "batch", "heads", "head_dim", "seq_len", "causal", "dtype")
     no_other_keys(doc, (*keys, "seconds", "repeats"))
+    take(doc, "dtype", str, default="bf16", choices=("bf16", "fp16"))  # the same kernels at the same peak
     return AttentionRow(
         work=take(doc, "direction", str, choices=("forward", "backward")),
         kernel=take(doc, "kernel", str, choices=("flash1", "flash2", "flash3")),
@@ -202,8 +210,10 @@ def read_nccl_tests(
         elif name and named is None:
             named = _TESTS.get(name[1], name[1])
         row = _DATA.match(line)
-        if row is None or len(rows) >= MOST_ROWS:
+        if row is None:
             continue
+        if len(rows) >= MOST_ROWS:
+            raise DocumentError(f"holds more than {MOST_ROWS:,} measurements", file=path, line=number)
         count = ranks or len(hosts)
         spanned = nodes or len(set(hosts))
         if named not in COLLECTIVES:
@@ -213,12 +223,14 @@ def read_nccl_tests(
                 file=path,
                 line=number,
             )
-        if count < 2 or not 1 <= spanned <= count:
+        if not count or not spanned:
             raise DocumentError(
                 "how many ranks on how many nodes is not said in the file; give --ranks and --nodes",
                 file=path,
                 line=number,
             )
+        if count < 2 or spanned > count:
+            raise DocumentError(f"no collective runs on ranks {count}, nodes {spanned}", file=path, line=number)
         rows += _table_row(path, number, row, named, count, spanned)
     if not rows:
         raise DocumentError("holds no table of nccl-tests (size, count, type, redop, root, time, …)", file=path)
@@ -254,10 +266,12 @@ def _device_names() -> dict[str, str]:
 
 
 def check_device(bench: Bench, cluster: Cluster) -> None:
-    """Raise DistplanError where the file was measured on another device than the cluster's.
+    """Raise DistplanError where the file was measured on another device than the cluster's, or with --smoke.
 
     A device that no shipped accelerator is needs a hardware file with an accelerator of its own, of that name.
     """
+    if bench.smoke:
+        raise DistplanError(f"{bench.file}: was measured with --smoke, whose tiny shapes calibrate nothing")
     if not bench.device:
         return
     accelerator = cluster.accelerator

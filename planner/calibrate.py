@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from distplan.costmodel.runtime import load_runtime
 from distplan.hardware import fit_micro
-from distplan.hardware.calibration import content_of
+from distplan.hardware.calibration import check_bounds, content_of
 from distplan.hardware.cluster import Cluster, hardware_document, load_cluster
 from distplan.hardware.documents import write_atomically
+from distplan.hardware.errors import DistplanError
 from distplan.hardware.fit_micro import Constant, Residual
 from distplan.hardware.microbench import Bench, check_device, read_bench, read_nccl_tests
 from distplan.planner import calibrate_runs
@@ -19,6 +22,8 @@ from distplan.planner.plain import rounded
 from distplan.planner.runs_file import MeasuredRun, read_runs
 
 HEAD = "# Written by `distplan calibrate`: a system with constants measured on it (docs/calibrate.md).\n"
+STILL_OFF = 0.3
+"""median error that is worth a word (assumed; of shipped constants it is 2 to 10 %, docs/accuracy.md)"""
 SCRIPT = Path(__file__).with_name("benchmark_script.py")
 
 
@@ -50,6 +55,11 @@ def calibrate(
     those that do not say). Raises DistplanError; all files are read before anything is fitted.
     """
     cluster = load_cluster(hardware)
+    if runtime is not None:
+        load_runtime(runtime)
+    twice = next((file for at, file in enumerate(files) if _place(file) in map(_place, files[:at])), None)
+    if twice is not None:
+        raise DistplanError(f"{twice}: is given twice; its measurements would count double")
     benches = [
         read_bench(file)
         if file.lower().endswith(".json")
@@ -64,14 +74,20 @@ def calibrate(
     for bench in benches:
         fit = fit_micro.calibrate(cluster, bench)
         cluster = fit.cluster
+        check_bounds(cluster.calibration)
         done.append(_micro(bench, fit))
     if runs:
         together = [run for of in runs.values() for run in of]
         name = ", ".join(Path(file).name for file in runs)
         of_runs = calibrate_runs.calibrate(cluster, together, name)
         cluster = of_runs.cluster
+        check_bounds(cluster.calibration)
         done.append(_runs(name, together, of_runs))
     return cluster, done
+
+
+def _place(file: str) -> str:
+    return os.path.realpath(file)
 
 
 def _micro(bench: Bench, fit: fit_micro.MicroFit) -> Calibrated:
@@ -82,7 +98,7 @@ def _micro(bench: Bench, fit: fit_micro.MicroFit) -> Calibrated:
         measurements=number,
         residuals=fit.residuals,
         constants=fit.constants,
-        notes=fit.notes,
+        notes=(*fit.notes, *_still_off(fit.residuals)),
     )
 
 
@@ -93,8 +109,17 @@ def _runs(name: str, runs: Sequence[MeasuredRun], fit: calibrate_runs.RunsFit) -
         measurements=len(runs),
         residuals=fit.residuals,
         constants=fit.constants,
-        notes=fit.notes,
+        notes=(*fit.notes, *_still_off(fit.residuals)),
     )
+
+
+def _still_off(residuals: Sequence[Residual]) -> list[str]:
+    return [
+        f"{each.kind}: the calibrated model is still off by {each.after_median:.0%} in the median; "
+        "such measurements contradict each other, or what is known of this hardware"
+        for each in residuals
+        if each.after_median > STILL_OFF
+    ]
 
 
 def document(cluster: Cluster, done: Sequence[Calibrated]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from distplan.costmodel.model import Moe
 from distplan.costmodel.runtime import on_cluster
 from distplan.hardware.calibration import Entry
 from distplan.hardware.cluster import Cluster
+from distplan.hardware.errors import DistplanError
 from distplan.hardware.fit_micro import Constant, Residual, residual
 from distplan.planner import api
 from distplan.planner.plan import Choice
@@ -105,12 +106,14 @@ def _price(cluster: Cluster, runs: Sequence[MeasuredRun], source: str) -> tuple[
         try:
             best = api.estimate_setting(replace(run.job, cluster=cluster), run.strategy).best
         except RuleError as error:
-            refused.append(f"line {run.line} is left out: {run.job.runtime.name} cannot run it: {error}")
+            refused.append(f"{run.place} is left out: {run.job.runtime.name} cannot run it: {error}")
             continue
+        except DistplanError as error:
+            raise DistplanError(f"{run.place}: {error}") from None
         assert best is not None
         priced.append(_Priced(run=run, choice=best))
     if not priced:
-        raise RuleError(f"{source}: no run can be estimated; {refused[0]}")
+        raise RuleError(f"no run can be estimated: {refused[0]}")
     return priced, refused
 
 

@@ -35,7 +35,8 @@ _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 class MeasuredRun:
     """One row: the job, its strategy, and what was measured (0 = not). Bytes are those of `reading`."""
 
-    line: int
+    place: str
+    """file:line"""
     job: api.Setting
     strategy: Strategy
     step_seconds: float
@@ -63,7 +64,7 @@ def read_runs(path: str, cluster: Cluster, runtime: str | None = None) -> list[M
                 raise _wrong(path, reader.line_num, f"there are more than {MOST_RUNS:,} runs")
             row = {name: cell.strip() for name, cell in zip(names, cells, strict=True) if cell.strip()}
             try:
-                runs.append(_run(reader.line_num, row, cluster, runtime, models))
+                runs.append(_run(f"{path}:{reader.line_num}", row, cluster, runtime, models))
             except DistplanError as error:
                 raise _wrong(path, reader.line_num, str(error)) from None
     except csv.Error as error:
@@ -78,6 +79,8 @@ def _wrong(path: str, line: int, problem: str) -> DocumentError:
 
 
 def _header(path: str, line: int, cells: list[str]) -> list[str]:
+    if len(cells) == 1 and ";" in cells[0]:
+        raise _wrong(path, line, "columns are separated by ';', and commas are expected")
     names = [canonical(cell.strip().removeprefix("--").lower()).replace("-", "_") for cell in cells]
     for name in names:
         if name not in _COLUMNS:
@@ -93,7 +96,7 @@ def _header(path: str, line: int, cells: list[str]) -> list[str]:
 
 
 def _run(
-    line: int, row: Mapping[str, str], cluster: Cluster, runtime: str | None, models: dict[str, ModelFile]
+    place: str, row: Mapping[str, str], cluster: Cluster, runtime: str | None, models: dict[str, ModelFile]
 ) -> MeasuredRun:
     if "model" not in row:
         raise DistplanError("the model is missing")
@@ -108,7 +111,7 @@ def _run(
         # what ran did not depend on what we think fits: all layers, as frameworks do unless told a number
         strategy = replace(strategy, recompute_layers=models[name].model.layers)
     return MeasuredRun(
-        line=line,
+        place=place,
         job=job_setting(models[name], options, gpus=strategy.gpus),
         strategy=strategy,
         step_seconds=_seconds(row.get("step_time", "")),

@@ -248,6 +248,31 @@ def broken(change: Callable[[dict[str, Any]], Any]) -> str:
     return json.dumps(whole)
 
 
+def changed(kind: str, **values: Any) -> str:
+    """Every row of `kind` with other values."""
+
+    def change(whole: dict[str, Any]) -> None:
+        for row in whole["measurements"]:
+            row.update(values if row["kind"] == kind else {})
+
+    return broken(change)
+
+
+def few(kind: str, **values: Any) -> str:
+    """Four rows of `kind` with other values, and nothing else: too few for more than one constant."""
+
+    def change(whole: dict[str, Any]) -> None:
+        rows = [row | values for row in whole["measurements"] if row["kind"] == kind and row["direction"] == "forward"]
+        whole["measurements"] = rows[:4]
+
+    return broken(change)
+
+
+def contexts(*sizes: int) -> str:
+    rows = [{"kind": "context", "after": "nccl", "bytes": size} for size in sizes]
+    return broken(lambda whole: whole["measurements"].extend(rows))
+
+
 HOSTILE: dict[str, Callable[[], str | bytes]] = {
     "empty.csv": lambda: "",
     "header.csv": lambda: "model,gpus,step_time\n",
@@ -255,6 +280,10 @@ HOSTILE: dict[str, Callable[[], str | bytes]] = {
     "negative.csv": lambda: "model,gpus,step_time\nllama-3.1-8b,8,-3s\n",
     "unit.csv": lambda: "model,gpus,step_time\nllama-3.1-8b,8,3 parsecs\n",
     "memory.csv": lambda: "model,gpus,step_time,peak_memory\nllama-3.1-8b,8,3s,71000\n",
+    "too_slow.csv": lambda: "model,gpus,step_time\nllama-3.2-1b,8,99999s\n",
+    "too_fast.csv": lambda: "model,gpus,step_time\nllama-3.2-1b,8,0.2ms\n",
+    "precision.csv": lambda: "model,gpus,step_time,precision\nllama-3.2-1b,8,3s,nvfp4\n",
+    "semicolons.csv": lambda: "model;gpus;step_time\nllama-3.2-1b;8;3s\n",
     "column.csv": lambda: "model,gpuss,step_time\nllama-3.1-8b,8,3s\n",
     "model.csv": lambda: "model,gpus,step_time\nno-such-model,8,3s\n",
     "cells.csv": lambda: "model,gpus,step_time\nllama-3.1-8b,8\n",
@@ -273,6 +302,16 @@ HOSTILE: dict[str, Callable[[], str | bytes]] = {
     "nobody.json": lambda: broken(lambda whole: whole.update(device="cpu")),
     "too_fast.json": lambda: broken(lambda whole: whole["measurements"][0].update(seconds=1e-9)),
     "ranks.json": lambda: broken(lambda whole: whole["measurements"][-1].update(nodes=1)),
+    "smoke.json": lambda: broken(lambda whole: whole.update(smoke=True)),
+    "count.json": lambda: broken(lambda whole: whole.update(ranks=-3)),
+    "attention_too_fast.json": lambda: changed("attention", seconds=1e-9),
+    "attention_too_slow.json": lambda: few("attention", seconds=3000.0),
+    "attention_dtype.json": lambda: changed("attention", dtype="fp8"),
+    "collective_too_fast.json": lambda: changed("collective", seconds=1e-9),
+    "copy_too_slow.json": lambda: changed("copy", seconds=3000.0),
+    "settled.json": lambda: changed("gemm", settled=True, seconds=3000.0),
+    "context.json": lambda: contexts(2**40),
+    "contexts.json": lambda: contexts(2**30, 2**31),
     "version.json": lambda: broken(lambda whole: whole.update(format="distplan-bench 9")),
     "words.txt": lambda: "all reduce is fast here\n",
 }
@@ -293,6 +332,29 @@ def test_a_file_that_is_wrong_is_one_line_and_leaves_the_output_alone(
     assert sorted(path.name for path in in_a_folder.iterdir()) == sorted([name, "mine.yaml"])
 
 
-@pytest.mark.parametrize("arguments", [[], ["--emit-benchmark", "bench.json"], ["bench.json", "--ranks", "two"]])
+def test_a_file_given_twice_does_not_count_double(in_a_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_bench(in_a_folder / "bench.json", load_cluster("dgx-h100"), H100)
+    (in_a_folder / "again.json").symlink_to("bench.json")
+    assert run(["calibrate", "bench.json", "./bench.json"]) == 2
+    assert run(["calibrate", "bench.json", "again.json"]) == 2
+    assert "twice" in capsys.readouterr().err
+
+
+def test_measurements_that_no_constants_describe_are_named(
+    in_a_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Products of one shape that take now 1, now 50 times as long."""
+    whole = bench(load_cluster("dgx-h100"), H100)
+    rows = [row for row in whole["measurements"] if row["kind"] == "gemm"]
+    whole["measurements"] = [row | {"seconds": row["seconds"] * times} for row in rows for times in (1.0, 50.0)]
+    (in_a_folder / "bench.json").write_text(json.dumps(whole))
+    assert run(["calibrate", "bench.json", "--hardware", "dgx-h100"]) == 0
+    assert "gemm bf16: the calibrated model is still off by" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["--emit-benchmark", "bench.json"], ["bench.json", "--ranks", "two"], ["bench.json", "--runtime", "nope"]],
+)
 def test_a_command_that_makes_no_sense_is_refused(arguments: list[str]) -> None:
     assert run(["calibrate", *arguments]) == 2

@@ -8,13 +8,14 @@ import io
 import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from distplan.hardware.cluster import load_cluster
 from distplan.hardware.errors import DistplanError
-from distplan.hardware.microbench import FORMAT, check_device, read_bench, read_nccl_tests
+from distplan.hardware.microbench import FORMAT, MOST_ROWS, check_device, read_bench, read_nccl_tests
 from distplan.planner import benchmark_script
 from distplan.planner.cli import run
 from distplan.planner.runs_file import read_runs
@@ -67,7 +68,7 @@ def test_what_the_script_wrote_on_a_cpu_is_read_and_calibrates_nothing() -> None
     assert {row.kind for row in found.collectives} == set(benchmark_script.COLLECTIVES)
     assert {row.work for row in found.attention} == {"forward", "backward"}
     assert found.gemm and found.copies
-    with pytest.raises(DistplanError, match="cpu"):
+    with pytest.raises(DistplanError, match="smoke"):
         check_device(found, load_cluster("dgx-h100"))
 
 
@@ -79,7 +80,10 @@ scaleup: {technology: pcie4, bandwidth: 25 GB/s}
 fabric: {technology: ethernet, bandwidth: 10 Gbit/s}
 """
     )
-    check_device(read_bench(str(DATA / "calibrate_smoke.json")), load_cluster(tmp_path / "mine.yaml"))
+    measured = replace(read_bench(str(DATA / "calibrate_smoke.json")), smoke=False)
+    check_device(measured, load_cluster(tmp_path / "mine.yaml"))
+    with pytest.raises(DistplanError, match="cpu"):
+        check_device(measured, load_cluster("dgx-h100"))
 
 
 def test_ranks_nodes_and_device_are_read_above_the_table(tmp_path: Path) -> None:
@@ -99,6 +103,15 @@ def test_what_a_table_does_not_say_must_be_given(tmp_path: Path) -> None:
     with pytest.raises(DistplanError, match="--ranks and --nodes"):
         read_nccl_tests(str(path), collective="all_reduce")
     assert read_nccl_tests(str(path), collective="all_reduce", ranks=4, nodes=2).collectives
+    with pytest.raises(DistplanError, match="ranks 4, nodes 8"):
+        read_nccl_tests(str(path), collective="all_reduce", ranks=4, nodes=8)
+
+
+def test_a_table_longer_than_any_is_refused_and_not_cut(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text(TABLE * (1 + MOST_ROWS // 2))
+    with pytest.raises(DistplanError, match="more than"):
+        read_nccl_tests(str(path), collective="all_reduce", ranks=4, nodes=2)
 
 
 @pytest.mark.parametrize(("collective", "ranks"), [("all_reduce", 8), ("all_gather", 4)])

@@ -113,3 +113,15 @@ def test_the_document_has_the_range() -> None:
     shown = document(plan)["best"]["imbalance"]
     assert (shown["low"], shown["expected"], shown["high"]) == (1.0, 1.25, 1.5)
     assert shown["step_seconds_low"] < shown["step_seconds_high"]
+
+
+@pytest.mark.parametrize("text", ["nan", "1,nan", "nan,2,3", "inf", "0.5", "2,1", ",", "1,2,3,4"])
+def test_an_imbalance_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """NaN is neither below nor above a bound."""
+    assert run(["estimate", "mixtral-8x7b", "--gpus", "8", "--ep", "8", "--moe-imbalance", text]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_python_refuses_a_number_that_is_none_too() -> None:
+    with pytest.raises(DistplanError, match="nan"):
+        priced(moe_imbalance=float("nan"))
