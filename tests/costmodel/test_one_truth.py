@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,17 +12,20 @@ from distplan.costmodel import tables
 from distplan.costmodel.estimate import Estimate, estimate, tabulate
 from distplan.costmodel.model_file import load_model
 from distplan.costmodel.runtime import load_runtime
-from distplan.costmodel.strategy import Strategies, Strategy
+from distplan.costmodel.strategy import STRUCTURE, Strategies, Strategy
 from distplan.costmodel.workload import workload
-from distplan.hardware.cluster import load_cluster
+from distplan.hardware.calibration import Calibration, Entry
+from distplan.hardware.cluster import Cluster, load_cluster
 from distplan.planner.constraints import Context
 from distplan.planner.space import legal_chunks, space
 
 
-def random_rows(model_name: str, gpus: int, runtime_name: str, count: int) -> tuple[object, ...]:
+def random_rows(
+    model_name: str, gpus: int, runtime_name: str, count: int, cluster: Cluster | None = None, **overrides: Any
+) -> tuple[object, ...]:
     found = load_model(model_name)
-    work = workload(found.model, found.workload, gpus=gpus)
-    runtime, cluster = load_runtime(runtime_name), load_cluster("dgx-h100")
+    work = workload(found.model, found.workload, gpus=gpus, overrides=overrides)
+    runtime, cluster = load_runtime(runtime_name), cluster or load_cluster("dgx-h100")
     context = Context(model=found.model, workload=work, runtime=runtime, gpus=gpus, domain=8)
     chunks = list(legal_chunks(space(context, {}), context, {}))
     columns = {name: np.concatenate([c.columns[name] for c in chunks]) for name in chunks[0].columns}
@@ -84,6 +88,22 @@ def test_tables_that_a_search_fills_at_once_have_the_bits_of_those_filled_batch_
     assert len(eng.state.places) == filled > 0, "nothing was left to be filled in"
     for name, column in whole.items():
         assert np.array_equal(column, again[name]), name
+
+
+def test_a_calibrated_cluster_with_uneven_experts_and_two_level_rings_has_the_same_bits_too() -> None:
+    measured = {"value": 1.234567}
+    own = Calibration(scalars={"software_factor": Entry(values=measured, points=3, source="runs.csv")})
+    cluster = replace(load_cluster("dgx-h100"), calibration=own)
+    given = random_rows("mixtral-8x7b", 64, "any", 200, cluster, moe_imbalance=[1.1, 1.3, 2.0], seq_len=16384)
+    rows = given[4]
+    assert "two_level" in {STRUCTURE["cp_kind"][int(kind)] for kind in rows.columns["cp_kind"]}  # type: ignore[attr-defined]
+    fresh()
+    whole = columns_of(estimate(*given, detail=False))  # type: ignore[arg-type]
+    parts = [columns_of(estimate(*given[:4], rows.take(slice(at, at + 1)))) for at in range(200)]  # type: ignore
+    for name, column in whole.items():
+        assert np.array_equal(column, np.concatenate([part[name] for part in parts])), name
+    total = sum(column for name, column in whole.items() if name.startswith("time."))
+    np.testing.assert_allclose(total, whole["step_seconds"], rtol=1e-12)
 
 
 def test_stages_that_all_differ_are_priced_however_many() -> None:
