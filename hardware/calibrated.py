@@ -16,6 +16,16 @@ from distplan.hardware.rates import rates_for
 _SIBLINGS = {"fp16": "bf16", "bf16": "fp16"}
 """dtypes that the same kernels serve at the same peak: what was measured of one is scaled for the other"""
 
+_CURVE_FIELDS = {
+    "base": "base_seconds",
+    "per_rank": "rank_seconds",
+    "efficiency": "efficiency",
+    "own_copy": "own_copy",
+    "large": "large",
+    "knee": "knee",
+}
+"""key of calibration.CURVE -> field of links.Curve"""
+
 
 def links_of(cluster: Cluster) -> list[Link]:
     """Constants of every tier's links, inner to outer."""
@@ -34,14 +44,12 @@ def _link(tier: Tier, calibration: Calibration) -> Link:
 
 def curve_of(values: Mapping[str, float]) -> Curve:
     """calibration.CURVE's keys as a Curve."""
-    return Curve(
-        base_seconds=values["base"],
-        rank_seconds=values["per_rank"],
-        efficiency=values["efficiency"],
-        own_copy=values["own_copy"],
-        large=values["large"],
-        knee=values["knee"],
-    )
+    return Curve(**{field: values[key] for key, field in _CURVE_FIELDS.items()})
+
+
+def values_of(curve: Curve) -> dict[str, float]:
+    """`curve_of`'s inverse."""
+    return {key: float(getattr(curve, field)) for key, field in _CURVE_FIELDS.items()}
 
 
 def rates_of(cluster: Cluster) -> Rates:

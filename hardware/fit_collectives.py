@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,8 @@ LATENCY_SPREAD, RATE_SPREAD = 0.7, 0.5
 FEWEST_ROWS = 4
 RDMA = 0.98
 """of a fabric's line rate, at most: perftest on ConnectX-7 reads 392 of 400 Gbit/s (NVIDIA/nccl issue 2409)"""
-SCALEUP = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
-_TOGETHER = SCALEUP[:4]
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+_TOGETHER = COLLECTIVES[:4]
 """a fabric's curves of these share one set-up, hop, efficiency and shape"""
 
 
@@ -84,7 +84,7 @@ def fit_cluster(cluster: Cluster, rows: Sequence[CollectiveRow]) -> tuple[dict[s
     found: dict[str, dict[str, tuple[Curve, int]]] = {}
     used = 0
     inner, outer = cluster.tiers[0].name, len(links) - 1
-    for kind in SCALEUP:
+    for kind in COLLECTIVES:
         mine = [row for row in rows if row.kind == kind and row.nodes == 1 and row.ranks <= cluster.tiers[0].size]
         if len(mine) >= FEWEST_ROWS:
             names = [kind, *(["in_switch"] if kind == "all_reduce" and _switched(cluster, links[0], mine) else [])]
@@ -164,8 +164,3 @@ def _solved(errors: Callable[[Array], Array], spreads: Array, reach: Array) -> A
         max_nfev=80,
     )
     return np.asarray(result.x)
-
-
-def values_of(curve: Curve) -> Mapping[str, float]:
-    """The constants under the names of calibration.CURVE."""
-    return dict(zip(("base", "per_rank", "efficiency", "own_copy", "large", "knee"), astuple(curve), strict=True))

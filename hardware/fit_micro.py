@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distplan.hardware.calibrated import links_of, rates_of
-from distplan.hardware.calibration import CURVE, GEMM, Calibration, Entry
+from distplan.hardware.calibrated import links_of, rates_of, values_of
+from distplan.hardware.calibration import GEMM, Calibration, Entry
 from distplan.hardware.cluster import Cluster
 from distplan.hardware.errors import DistplanError
 from distplan.hardware.fit_attention import SHAPE, fit_direction
-from distplan.hardware.fit_collectives import CollectiveRow, fit_cluster, predict_rows, values_of
+from distplan.hardware.fit_collectives import CollectiveRow, fit_cluster, predict_rows
 from distplan.hardware.fit_gemm import Rows, fit_device
 from distplan.hardware.microbench import AttentionRow, Bench, CopyRow, GemmRow
 from distplan.hardware.rate_types import AttentionRates, Rates
@@ -237,7 +237,7 @@ def _fit_links(cluster: Cluster, bench: Bench, notes: list[str]) -> dict[str, di
         )
     return {
         tier: {
-            name: Entry(values={key: float(values_of(curve)[key]) for key in CURVE}, points=points, source=bench.source)
+            name: Entry(values=values_of(curve), points=points, source=bench.source)
             for name, (curve, points) in of.items()
         }
         for tier, of in found.items()

@@ -16,10 +16,9 @@ from typing import Any
 from distplan.hardware.cluster import Cluster
 from distplan.hardware.documents import Document, load_mapping, no_other_keys, read_text, take
 from distplan.hardware.errors import DistplanError, DocumentError
-from distplan.hardware.fit_collectives import CollectiveRow
+from distplan.hardware.fit_collectives import COLLECTIVES, CollectiveRow
 
 FORMAT = "distplan-bench 1"
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 NAMES_FILE = Path(__file__).parent / "data" / "device_names.yaml"
 MOST_ROWS = 5_000
 _LONGEST = 3600.0

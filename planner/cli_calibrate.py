@@ -10,7 +10,7 @@ from rich.text import Text
 
 from distplan.costmodel.workload import default
 from distplan.hardware.documents import write_atomically
-from distplan.hardware.microbench import COLLECTIVES
+from distplan.hardware.fit_collectives import COLLECTIVES
 from distplan.planner.calibrate import benchmark_script, calibrate, document, write_hardware
 from distplan.planner.cli_show import show
 from distplan.planner.inputs import InputError, one_number, one_word

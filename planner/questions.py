@@ -21,6 +21,7 @@ from distplan.planner.plain import rounded
 from distplan.planner.plan import Choice, Plan
 from distplan.planner.pricing import Job, Progress, Tally, cost_all
 from distplan.planner.questions_goodput import (
+    SECONDS_PER_DAY,
     GivenGoodput,
     elapsed,
     goodput_asked,
@@ -32,7 +33,7 @@ from distplan.planner.questions_goodput import (
 from distplan.planner.space import Bounds, check_bounds
 
 Plain = dict[str, Any]
-SECONDS_PER_HOUR, SECONDS_PER_DAY = 3600.0, 86400.0
+SECONDS_PER_HOUR = 3600.0
 _SLOWEST = 1e-4
 """of a nominal rate: a machine that slow is broken in another way"""
 _MOST_STEPS = 40

@@ -33,7 +33,7 @@ def goodput_report(rows: Sequence[Plain]) -> Iterator[RenderableType]:
     size, steps = format_traffic(first["checkpoint_bytes"]), round(first["checkpoint_interval_steps"])
     every = "step" if steps == 1 else count(steps, "step")
     lost, restart = span(first["lost_seconds_per_failure"]), span(first["restart_seconds"])
-    alone, daily = f"{first['mtbf_gpu_seconds'] / 3600.0:,.0f} GPU-hours", f"{first['failures_per_day']:,.3g}"
+    alone, daily = f"{first['mtbf_gpu_seconds'] / 3600.0:,.0f} GPU-hours", number(first["failures_per_day"])
     yield line(f"on {first['gpus']:,} GPUs: a checkpoint of {size} every {every}, written in {span(write)}{waits};")
     yield line(f"{daily} failures a day, each costs {lost} of work and a restart of {restart}")
     rests = f"a failure in {alone}; medians of published figures unless yours are given (docs/goodput.md)"
@@ -43,4 +43,9 @@ def goodput_report(rows: Sequence[Plain]) -> Iterator[RenderableType]:
 def span(seconds: float) -> str:
     """A time of any length, to three digits."""
     size, unit = next(((size, unit) for size, unit in _UNITS if seconds >= size), _UNITS[-1])
-    return f"{seconds / size:,.0f} {unit}" if seconds >= 100.0 * size else f"{seconds / size:.3g} {unit}"
+    return f"{number(seconds / size)} {unit}"
+
+
+def number(value: float) -> str:
+    """Three digits, or all before the point; no exponent for what is counted."""
+    return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"

@@ -171,6 +171,7 @@ def test_reports_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
             assert run([*job, "--tokens", "1T", "--days", "3", "--goodput", *more]) == 0
             out = capsys.readouterr().out
             assert "Goodput" in out and "elapsed" in out
+            assert "e+" not in out, "counts have no exponent"
             assert max(len(line) for line in out.splitlines()) <= 80
 
 
