@@ -35,7 +35,7 @@ def run_calibrate(files: Sequence[str], options: Options) -> int:
         return 0
     if not files:
         raise InputError("a file is missing: bench.json, nccl-tests' text or runs.csv (or --emit-benchmark)")
-    hardware = options["hardware"] or default("hardware")
+    hardware = default("hardware") if options["hardware"] is None else options["hardware"]
     given = {name: None if options[name] is None else one_number(f"--{name}", options[name]) for name in _COUNTS}
     named = options["collective"]
     cluster, done = calibrate(

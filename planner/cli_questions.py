@@ -109,7 +109,8 @@ def _again(options: Options) -> str:
 def _scenarios(models: Sequence[str], options: Options) -> list[Scenario]:
     if options["gpus"] is None:
         raise InputError("--gpus is missing: which counts? For example --gpus 64,128,256")
-    systems = [name.strip() for name in (options["hardware"] or default("hardware")).split(",")]
+    listed = default("hardware") if options["hardware"] is None else options["hardware"]
+    systems = [name.strip() for name in listed.split(",")]
     lengths = _many("--seq-len", options["seq_len"])
     batches = _many("--global-batch", options["global_batch"])
     common = _common(options)

@@ -54,7 +54,7 @@ def run_search(model: str, options: Options) -> int:
             f"{model} is a strategy file, and search takes a model: distplan estimate {model} prices it again"
         )
     objective = one_word("--objective", options["objective"], OBJECTIVES)
-    cluster = load_cluster(options["hardware"] or default("hardware"))
+    cluster = load_cluster(default("hardware") if options["hardware"] is None else options["hardware"])
     gpus = gpu_counts(_gpus(options), node=cluster.gpus_per_node)
     batches = _global_batches(options)
     job = _setting(model, options, gpus=max(gpus), global_batch=batches[0] if batches else None)

@@ -354,7 +354,18 @@ def test_measurements_that_no_constants_describe_are_named(
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["--emit-benchmark", "bench.json"], ["bench.json", "--ranks", "two"], ["bench.json", "--runtime", "nope"]],
+    [
+        [],
+        ["--emit-benchmark", "bench.json"],
+        ["bench.json", "--ranks", "two"],
+        ["bench.json", "--runtime", "nope"],
+        ["bench.json", "--hardware", ""],
+    ],
 )
-def test_a_command_that_makes_no_sense_is_refused(arguments: list[str]) -> None:
+def test_a_command_that_makes_no_sense_is_refused(
+    in_a_folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    """The file itself is right."""
+    write_bench(in_a_folder / "bench.json", load_cluster("dgx-h100"), H100)
     assert run(["calibrate", *arguments]) == 2
+    assert "bench.json: " not in capsys.readouterr().err

@@ -142,3 +142,9 @@ def test_a_strategy_file_is_told_from_a_model_and_from_one_that_lost_a_key(
 def test_a_rule_about_widths_names_experts_only_where_there_are_some(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["estimate", "llama-3.1-8b", "--gpus", "3", "--tp", "3"]) == 3
     assert "experts" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["search", "estimate", "limits", "crossover", "sweep"])
+def test_an_empty_name_of_hardware_is_not_the_default(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, "llama-3.1-8b", "--gpus", "8", "--hardware", ""]) == 2
+    assert "unknown hardware ''" in capsys.readouterr().err
