@@ -21,7 +21,7 @@ MIB = 2.0**20
 OUTLIER_SCALE = 0.1
 """log error above which a row counts linearly"""
 LARGE_WEIGHT, SMALL_WEIGHT = 1.0, 0.4
-"""of rows from 1 MiB up, and below: training moves little in small messages"""
+"""of rows from 1 MiB up, and below (assumed): training moves little in small messages"""
 ROW_SPREAD = 0.1
 """log error of one row: `benchmarks.calibrate_collectives` prints medians of 2 to 6 % and 90th percentiles to 25 %"""
 LATENCY_SPREAD, RATE_SPREAD = 0.7, 0.5

@@ -76,13 +76,18 @@ class Timer:
 def gemms(torch: Any, timer: Timer, device: Any) -> Iterator[Row]:
     """Products as a linear layer does them: [m, k] times a weight of [n, k], transposed."""
     tokens, weights = (SMOKE["tokens"], SMOKE["weights"]) if timer.smoke else (TOKENS, WEIGHTS)
-    for dtype in ("bf16", "fp8"):
+    for dtype in (half(torch, timer), "fp8"):
         if dtype == "fp8" and not has_fp8(torch, timer):
             continue
         for n, k in weights:
             for m in tokens:
                 call = product(torch, device, dtype, m, n, k)
                 yield {"kind": "gemm", "m": m, "n": n, "k": k, "dtype": dtype, "seconds": timer.seconds(call)}
+
+
+def half(torch: Any, timer: Timer) -> str:
+    """The 2-byte dtype of training: before sm_80 products in bf16 have no tensor cores."""
+    return "bf16" if timer.smoke or torch.cuda.get_device_capability() >= (8, 0) else "fp16"
 
 
 def has_fp8(torch: Any, timer: Timer) -> bool:
@@ -92,9 +97,10 @@ def has_fp8(torch: Any, timer: Timer) -> bool:
 def product(torch: Any, device: Any, dtype: str, m: int, n: int, k: int) -> Callable[[], Any]:
     # as many weights in turn as no cache holds: a layer does not find its weight there either
     number = 1 if device.type == "cpu" else max(1, min(32, CACHE_BYTES // (2 * n * k)))
-    a = torch.randn(m, k, device=device, dtype=torch.bfloat16)
-    weights = [torch.randn(n, k, device=device, dtype=torch.bfloat16) for _ in range(number)]
-    if dtype == "bf16":
+    wide = torch.float16 if dtype == "fp16" else torch.bfloat16
+    a = torch.randn(m, k, device=device, dtype=wide)
+    weights = [torch.randn(n, k, device=device, dtype=wide) for _ in range(number)]
+    if dtype != "fp8":
         turn = itertools.cycle([weight.t() for weight in weights])
         return lambda: torch.matmul(a, next(turn))
     one = torch.ones((), device=device, dtype=torch.float32)
@@ -107,15 +113,15 @@ def settled(torch: Any, timer: Timer, device: Any) -> Iterator[Row]:
     """The same large product for as long as clocks and temperature take to settle; the last third counts."""
     if timer.smoke:
         return
-    size = SETTLED_SIZE
-    call = product(torch, device, "bf16", size, size, size)
+    size, dtype = SETTLED_SIZE, half(torch, timer)
+    call = product(torch, device, dtype, size, size, size)
     begin, found = time.monotonic(), []
     while time.monotonic() - begin < SETTLED_SECONDS:
         seconds = timer.once(call)
         if time.monotonic() - begin > SETTLED_SECONDS * 2 / 3:
             found.append(seconds)
     yield {
-        "kind": "gemm", "m": size, "n": size, "k": size, "dtype": "bf16", "settled": True,
+        "kind": "gemm", "m": size, "n": size, "k": size, "dtype": dtype, "settled": True,
         "seconds": statistics.median(found),
     }  # fmt: skip
 

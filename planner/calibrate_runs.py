@@ -33,8 +33,10 @@ FRAGMENTATION_SPREAD, CONTEXT_SPREAD = 0.04, 0.6 * 2.0**30
 MEMORY_ERROR = 0.07
 """of a peak, relative: what it is off for other reasons (docs/accuracy.md: the median error of memory rows)"""
 MOST_FRAGMENTATION, MOST_CONTEXT = 0.5, 16.0 * 2.0**30
+"""assumed: beyond it the readings are of something else"""
 FEWEST_OF_A_KIND = 3
 LEAST_DIFFERENCE = 0.05
+"""assumed: what is less is no news"""
 STANDARD_ERRORS = 3.0
 """a kind of strategy is reported as off from so many on: ten kinds are looked at, and two would be chance"""
 

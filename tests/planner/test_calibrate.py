@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from measuring import RUNS, bench, runs_csv, write_bench
 from distplan.costmodel.fitted import fitted
 from distplan.hardware.calibrated import links_of, rates_of
 from distplan.hardware.cluster import load_cluster
-from distplan.planner import api
+from distplan.planner import api, benchmark_script
 from distplan.planner.calibrate import calibrate
 from distplan.planner.cli import run
 from distplan.planner.schema import schema
@@ -102,6 +103,17 @@ def test_the_error_after_is_far_below_that_before(in_a_folder: Path) -> None:
         assert by_kind[kind].before_median > 0.1
         assert by_kind[kind].after_median < 0.01
     assert by_kind["all_reduce, across"].before_p90 < 1e-6, "what was not changed was predicted exactly"
+
+
+def test_a_device_without_bf16_is_measured_in_fp16(in_a_folder: Path) -> None:
+    volta = SimpleNamespace(cuda=SimpleNamespace(get_device_capability=lambda: (7, 0)))
+    assert benchmark_script.half(volta, benchmark_script.Timer(volta, False)) == "fp16"
+    before = load_cluster("dgx-v100")
+    write_bench(in_a_folder / "bench.json", before, "Tesla V100-SXM2-32GB")
+    after, (done,) = calibrate(["bench.json"], "dgx-v100")
+    assert "gemm fp16" in [residual.kind for residual in done.residuals]
+    was, now = rates_of(before).gemm["fp16"], rates_of(after).gemm["fp16"]
+    assert now.flops_per_second == pytest.approx(was.flops_per_second, rel=1e-6)
 
 
 @pytest.mark.parametrize("start", ["dgx-h100", "known.yaml"])

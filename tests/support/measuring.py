@@ -30,12 +30,13 @@ RUNS = (
 def bench(cluster: Cluster, device: str, times: float = 1.0) -> dict[str, Any]:
     """The content of a bench.json with the script's own shapes; every time is `times` the modelled one."""
     rates, script = rates_of(cluster), benchmark_script
+    half = "bf16" if "bf16" in rates.gemm else "fp16"
     found: list[dict[str, Any]] = []
     for n, k in script.WEIGHTS:
         for m in script.TOKENS:
-            seconds = float(gemm_seconds(rates, m, n, k, "bf16", cast_input=False))
-            found.append({"kind": "gemm", "m": m, "n": n, "k": k, "dtype": "bf16", "seconds": seconds})
-    for head_dim in script.HEAD_DIMS:
+            seconds = float(gemm_seconds(rates, m, n, k, half, cast_input=False))
+            found.append({"kind": "gemm", "m": m, "n": n, "k": k, "dtype": half, "seconds": seconds})
+    for head_dim in script.HEAD_DIMS if half == "bf16" else ():  # torch has no flash kernel before sm_80
         for length in script.LENGTHS:
             batch, heads = script.ATTENTION_TOKENS // length, script.ATTENTION_WIDTH // head_dim
             shape = {"kernel": "flash3", "batch": batch, "heads": heads, "head_dim": head_dim, "seq_len": length}
