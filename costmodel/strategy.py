@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distplan.hardware.errors import UnknownNameError
+
 Floats = NDArray[np.float64]
 
 CHUNKED = ("interleaved", "zb_v")
@@ -54,6 +56,9 @@ class Strategy:
     """a cut by hand: layers of every chunk in the order of the model (v·pp + s is the v-th chunk of stage s);
     () = as the runtime cuts"""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stage_layers", tuple(self.stage_layers))  # a list from Python or YAML is as good
+
     @property
     def dp(self) -> int:
         return self.dp_replicate * self.dp_shard
@@ -76,12 +81,17 @@ class Strategies:
 
     @staticmethod
     def of(strategies: Iterable[Strategy]) -> Strategies:
+        """Raises UnknownNameError for a word that a field does not have."""
         rows = list(strategies)
         columns: dict[str, NDArray[np.generic]] = {
             name: np.array([float(getattr(row, name)) for row in rows], dtype=np.float64) for name in DEGREES
         }
         for name, values in STRUCTURE.items():
-            codes = [values.index(str(getattr(row, name)).lower()) for row in rows]
+            words = [str(getattr(row, name)).lower() for row in rows]
+            for word in words:
+                if word not in values:
+                    raise UnknownNameError(name, word, values)
+            codes = [values.index(word) for word in words]
             columns[name] = np.array(codes, dtype=np.int8)
         columns["recompute_layers"] = np.array([float(row.recompute_layers) for row in rows], dtype=np.float64)
         cuts = tuple(dict.fromkeys(((), *(row.stage_layers for row in rows))))

@@ -19,6 +19,7 @@ from distplan.costmodel.strategy import Strategies, Strategy
 from distplan.costmodel.workload import workload
 from distplan.hardware.cluster import load_cluster
 from distplan.hardware.documents import load_mapping
+from distplan.hardware.errors import DistplanError
 from distplan.planner import api
 from distplan.planner.cli import run
 from distplan.planner.export import LAUNCHERS, export
@@ -133,3 +134,14 @@ def test_megatron_is_told_by_a_layout_and_it_is_read_back(tmp_path: Path) -> Non
 def test_who_cannot_say_it_says_so(launcher: str) -> None:
     of = job(Strategy(pp=4, dp_shard=2, stage_layers=(3, 5, 5, 3)))
     assert "stage_layers" in {item.fact for item in export(of, launcher).unsaid}
+
+
+def test_a_list_from_python_is_the_same_cut() -> None:
+    given = Strategy(pp=2, stage_layers=[15, 17])  # type: ignore[arg-type]
+    assert {given} == {Strategy(pp=2, stage_layers=(15, 17))}
+
+
+@pytest.mark.parametrize("field", ["schedule", "cp_kind", "recompute"])
+def test_an_unknown_word_of_a_strategy_is_refused_with_those_that_are_known(field: str) -> None:
+    with pytest.raises(DistplanError, match=f"unknown {field} 'x'"):
+        api.estimate("llama-3.1-8b", Strategy(dp_shard=8, **{field: "x"}))  # type: ignore[arg-type]
