@@ -93,7 +93,7 @@ def _changes(row: Row, *given: Mapping[str, Any]) -> dict[str, Any]:
     found = list(given)
     if row["model_kind"] != "dense":
         for table in ("dispatch", "cuda_graphs", "expert_overlap", "data_overlap"):
-            entry = first_match(table, row, keys=("notes", "framework", "gpu", "model_name", "vpp", "precision"))
+            entry = first_match(table, row, keys=("notes", "framework", "gpu", "vpp"))
             found.append((entry or {}).get("changes", {}))
     changes: dict[str, Any] = {}
     for more in found:

@@ -25,7 +25,7 @@ from distplan.costmodel.model import Attention, LayerKind, Mlp, Model, Precision
 from distplan.costmodel.program import COLLECTIVES, SegmentProgram
 from distplan.costmodel.runtime import Runtime, StateRules, load_runtime
 from distplan.costmodel.stage_costs import state_bytes
-from distplan.costmodel.state import Movement, in_root_unit, lower_state, movement_dtype, on_tp
+from distplan.costmodel.state import Movement, in_root_unit, largest_elements, lower_state, movement_dtype, on_tp
 from distplan.costmodel.strategy import Floats
 from distplan.costmodel.tables import Engine, engine
 from distplan.hardware.cluster import load_cluster
@@ -136,7 +136,7 @@ def account(case: Mapping[str, Any], runtime: Runtime | None = None) -> Account:
         name: np.array([evaluate_terms(terms, table) for terms in getattr(lowered, name)])
         for name in ("used", "produced", "stored", "trained")
     }
-    elements["largest"] = np.array([table[list(sizes)].max(axis=0, initial=0.0) for sizes in lowered.largest])
+    elements["largest"] = largest_elements(lowered, table)
     held = state_bytes((*counts, 0), elements, np.array([float(zero_of(case))]), eng.workload, eng.runtime)
     return Account(
         flops=flops,

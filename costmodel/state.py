@@ -260,6 +260,11 @@ def _count(into: dict[int, float], number: int, factor: float) -> None:
     into[number] = into.get(number, 0.0) + factor
 
 
+def largest_elements(lowered: LoweredState, table: Floats) -> Floats:
+    """Of the largest single gradient, per [segment, row]."""
+    return np.array([table[list(sizes)].max(axis=0, initial=0.0) for sizes in lowered.largest])
+
+
 def state_costs(lowered: LoweredState, rows: Rows, cluster: Cluster) -> StateCosts:
     """Elements and seconds per segment, for rows of degrees."""
     table = lowered.sizes.evaluate(rows.symbols)
@@ -284,7 +289,7 @@ def state_costs(lowered: LoweredState, rows: Rows, cluster: Cluster) -> StateCos
     return StateCosts(
         used_elements=np.array([evaluate_terms(terms, table) for terms in lowered.used]),
         produced_elements=np.array([evaluate_terms(terms, table) for terms in lowered.produced]),
-        largest_elements=np.array([table[list(sizes)].max(axis=0, initial=0.0) for sizes in lowered.largest]),
+        largest_elements=largest_elements(lowered, table),
         stored_elements=np.array([evaluate_terms(terms, table) for terms in lowered.stored]),
         trained_elements=np.array([evaluate_terms(terms, table) for terms in lowered.trained]),
         cast_used_elements=np.array([evaluate_terms(terms, table) for terms in lowered.cast_used]),
